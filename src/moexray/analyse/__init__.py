@@ -1,0 +1,1 @@
+"""Tables to metrics tables, one file a subject; no judgement, no files."""

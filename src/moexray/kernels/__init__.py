@@ -1,0 +1,1 @@
+"""Numba twins of the hot algorithms: same names, same arguments, arrays in, arrays out."""

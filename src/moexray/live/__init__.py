@@ -1,0 +1,1 @@
+"""From a running engine to tables, metrics and traces."""

@@ -1,0 +1,1 @@
+"""What is loaded into a serving process: attach, recorder, remedies; bounded and undoable."""

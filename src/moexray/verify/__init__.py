@@ -1,0 +1,1 @@
+"""Did it help: A/B measurement and the fault lab."""

@@ -1,0 +1,1 @@
+"""Replay, comparison and recommendation on the user's own run."""
