@@ -1,0 +1,1 @@
+"""The ground: schema, tables, runs, findings, errors, sources."""

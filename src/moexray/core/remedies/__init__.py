@@ -1,0 +1,44 @@
+"""The catalogue of remedies: what to change, how to take it back, what to mind. Data only."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from moexray.core.errors import SchemaError
+from moexray.core.remedies import comm, engine, gpu, memory, routing, snapshot, timeline
+
+if TYPE_CHECKING:
+    from moexray.core.finding import Remedy
+
+__all__ = ["REMEDIES", "remedy"]
+
+REMEDIES: tuple[Remedy, ...] = (
+    *memory.REMEDIES,
+    *snapshot.REMEDIES,
+    *gpu.REMEDIES,
+    *engine.REMEDIES,
+    *routing.REMEDIES,
+    *comm.REMEDIES,
+    *timeline.REMEDIES,
+)
+
+
+def remedy(id: str, **values: object) -> Remedy:
+    """The remedy of that id, with `{placeholders}` of its texts filled in.
+
+    Raises:
+        SchemaError: no such remedy, or a placeholder without a value.
+    """
+    for entry in REMEDIES:
+        if entry.id == id:
+            try:
+                return replace(
+                    entry,
+                    action=entry.action.format(**values),
+                    undo=entry.undo.format(**values),
+                    caveats=entry.caveats.format(**values),
+                )
+            except KeyError as why:
+                raise SchemaError(f"remedy {id} needs a value for {why}") from why
+    raise SchemaError(f"there is no remedy {id}")

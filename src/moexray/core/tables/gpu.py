@@ -1,0 +1,9 @@
+"""Tables about gpu."""
+
+from __future__ import annotations
+
+from moexray.core.schema import Table
+
+__all__ = ["TABLES"]
+
+TABLES: tuple[Table, ...] = ()

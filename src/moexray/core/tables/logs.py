@@ -1,0 +1,37 @@
+"""Tables filled from log text and launch lines."""
+
+from __future__ import annotations
+
+from moexray.core.schema import Column, Table
+
+__all__ = ["LAUNCH", "LOG", "TABLES"]
+
+LOG = Table(
+    "log",
+    "Events of an engine's, a runtime's or a kernel's log: one row per line of a known kind.",
+    (
+        Column("kind", "str", "", "What the line says, e.g. eplb.rearranged, jit.compile, engine.ready."),
+        Column("t_s", "float", "s", "Time on the clock of this file; epoch seconds if it has dates."),
+        Column("rank", "int", "", "Global rank that wrote the line, if the line says so."),
+        Column("device", "int", "", "Device index, if the line says so."),
+        Column("worker", "str", "", "The worker's name as printed (DP0 TP1, Worker_EP3, node-0)."),
+        Column("level", "str", "", "debug, info, warning, error."),
+        Column("fields", "object", "", "Numbers and words of the line, by kind; see readers/lines."),
+        Column("text", "str", "", "The line itself, without colours and container prefixes."),
+    ),
+)
+
+LAUNCH = Table(
+    "launch",
+    "Settings in force: command lines, environments, configuration echoed by an engine.",
+    (
+        Column("engine", "str", "", "vllm, sglang, tensorrt_llm, torch; null if unknown."),
+        Column("key", "str", "", "Option without dashes, lower case with _ (tensor_parallel_size); "
+               "an environment variable keeps its case."),
+        Column("value", "str", "", "Its value as written; 'True' for a flag without value."),
+        Column("origin", "str", "", "command, environment, or log."),
+        Column("text", "str", "", "The line it stands in."),
+    ),
+)
+
+TABLES = (LOG, LAUNCH)

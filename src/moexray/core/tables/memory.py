@@ -1,0 +1,54 @@
+"""Tables about GPU memory: out-of-memory records, allocator statistics, snapshots."""
+
+from __future__ import annotations
+
+from moexray.core.schema import Column, Table
+
+__all__ = ["MEMORY_STATS", "OOM", "TABLES"]
+
+OOM = Table(
+    "oom",
+    "Out-of-memory records of PyTorch's allocator (all wordings, CUDA, HIP, XPU).",
+    (
+        Column("kind", "str", "", "record (numbers), bare (no numbers), warning (failed attempt)."),
+        Column("t_s", "float", "s", "Time on the clock of the log, if it has one."),
+        Column("rank", "int", "", "Global rank, if the line says so."),
+        Column("device", "int", "", "Device index as the message counts."),
+        Column("request_bytes", "int", "bytes", "What was asked for."),
+        Column("free_bytes", "int", "bytes", "What the device had free."),
+        Column("total_bytes", "int", "bytes", "Capacity that the message states."),
+        Column("process_bytes", "int", "bytes", "All that this process holds on the device."),
+        Column("allocated_bytes", "int", "bytes", "Allocated by PyTorch, private pools included."),
+        Column("reserved_bytes", "int", "bytes", "Reserved (cached) by PyTorch in total."),
+        Column("fragments_bytes", "int", "bytes", "Reserved but unallocated."),
+        Column("private_bytes", "int", "bytes", "Part of allocated in private pools (CUDA graphs)."),
+        Column("limit_bytes", "int", "bytes", "Memory this process is allowed, where printed."),
+        Column("others", "object", "", "Other processes named: list of {pid, bytes}."),
+        Column("rounding", "object", "", "Half a printed unit per field, bytes: {request: 5242.88}."),
+        Column("repeats", "int", "", "How often the same record occurs (Ray's 'repeated Nx')."),
+        Column("phase", "str", "", "What the engine was doing: capture, kv_sizing, serving; null."),
+        Column("text", "str", "", "The message."),
+    ),
+)
+
+MEMORY_STATS = Table(
+    "memory_stats",
+    "Samples of torch.cuda.memory_stats() and the like.",
+    (
+        Column("t_s", "float", "s", "Time of the sample."),
+        Column("rank", "int", "", "Rank, if known."),
+        Column("device", "int", "", "Device, if known."),
+        Column("allocated_bytes", "int", "bytes", "allocated_bytes.all.current."),
+        Column("reserved_bytes", "int", "bytes", "reserved_bytes.all.current."),
+        Column("reserved_peak_bytes", "int", "bytes", "reserved_bytes.all.peak."),
+        Column("active_bytes", "int", "bytes", "active_bytes.all.current."),
+        Column("inactive_split_bytes", "int", "bytes", "inactive_split_bytes.all.current."),
+        Column("segments", "int", "", "segment.all.current."),
+        Column("num_alloc_retries", "int", "", "Failed device allocations that were retried."),
+        Column("num_ooms", "int", "", "Out-of-memory errors raised."),
+        Column("step_s", "float", "s", "Step time logged beside the sample, if any."),
+        Column("running", "float", "", "Requests or batch size logged beside it (load), if any."),
+    ),
+)
+
+TABLES: tuple[Table, ...] = (OOM, MEMORY_STATS)

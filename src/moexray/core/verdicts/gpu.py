@@ -1,0 +1,9 @@
+"""What the verdicts of the gpu subject mean: data only."""
+
+from __future__ import annotations
+
+from moexray.core.verdicts.verdict import Verdict
+
+__all__ = ["VERDICTS"]
+
+VERDICTS: tuple[Verdict, ...] = ()

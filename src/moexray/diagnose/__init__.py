@@ -1,0 +1,46 @@
+"""Rules: from tables to findings. `RULES` and `EXHIBITS` list everything that is said or drawn.
+
+Functions are named as "module:function" and imported only if a table that they need holds
+anything: a log without a trace never loads numpy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["EXHIBITS", "RULES", "Exhibit", "Rule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One function `(run: Run, limits: Limits) -> list[Finding]` and what it needs.
+
+    Args:
+        function: "moexray.diagnose.memory:order_of_tests".
+        ids: Verdict ids that it may return.
+        needs: It runs if at least one of these tables holds anything.
+    """
+
+    function: str
+    ids: tuple[str, ...]
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Exhibit:
+    """One function `(run: Run) -> list[dict]` whose result is shown beside the findings.
+
+    Args:
+        name: Key of the diagnosis document: ledger, waits, balance, series, spans.
+        function: "moexray.diagnose.memory:ledger".
+        needs: It runs if at least one of these tables holds anything.
+    """
+
+    name: str
+    function: str
+    needs: tuple[str, ...]
+
+
+RULES: tuple[Rule, ...] = ()
+
+EXHIBITS: tuple[Exhibit, ...] = ()

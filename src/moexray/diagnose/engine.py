@@ -1,0 +1,99 @@
+"""Runs the rules over a Run and makes the diagnosis document."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.limits import Limits
+from moexray.core.redact import redact
+from moexray.diagnose import EXHIBITS, RULES
+from moexray.diagnose.chain import link, order, unique
+from moexray.diagnose.inputs import problems_to_findings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from moexray.core.finding import Finding
+    from moexray.core.run import Run
+
+__all__ = ["SCHEMA", "Diagnosis", "diagnose"]
+
+SCHEMA = "moexray.diagnosis/1"
+QUOTE_LIMIT = 2000  # characters of a quoted line that we keep
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Findings in order, what was ruled out, and the tables to show beside them."""
+
+    run: Run
+    findings: tuple[Finding, ...]
+    ruled_out: tuple[Finding, ...] = ()
+    exhibits: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+
+    @property
+    def verdict(self) -> str:
+        return self.findings[0].id if self.findings else "none"
+
+    def to_json(self) -> dict[str, Any]:
+        """The document that `--format json` prints."""
+        run = self.run
+        out: dict[str, Any] = {
+            "schema": SCHEMA,
+            "verdict": self.verdict,
+            "findings": [f.to_json() for f in self.findings],
+            "inputs": [
+                {"path": i.path, "reader": i.reader, "rows": i.rows, "notes": list(i.notes)}
+                for i in run.inputs
+            ],
+            "skipped": [{"path": s.path, "reason": s.reason} for s in run.skipped],
+            "ruled_out": [f.to_json() for f in self.ruled_out],
+            "chain": [
+                {"from": cause, "to": f.id, "text": ""} for f in self.findings for cause in f.implied_by
+            ],
+        }
+        return {**out, **{k: v for k, v in self.exhibits.items() if v}}
+
+
+def diagnose(run: Run, limits: Limits | None = None, *, secrets: bool = False) -> Diagnosis:
+    """Applies every rule whose tables are there.
+
+    Args:
+        run: What was read.
+        limits: Thresholds; defaults where None.
+        secrets: Quote evidence without redaction.
+
+    Returns:
+        The diagnosis; findings whose severity is set by `ruled_out=` rules never appear in it.
+    """
+    limits = limits or Limits()
+    said: list[Finding] = list(problems_to_findings(run))
+    for rule in RULES:
+        if run.present.intersection(rule.needs):
+            said += _load(rule.function)(run, limits)
+    negative = tuple(f for f in said if f.id.startswith("not:"))
+    positive = order(link(unique(f for f in said if not f.id.startswith("not:"))))
+    exhibits: dict[str, list[dict[str, Any]]] = {}
+    for exhibit in EXHIBITS:
+        if run.present.intersection(exhibit.needs):
+            exhibits.setdefault(exhibit.name, []).extend(_load(exhibit.function)(run))
+    return Diagnosis(
+        run,
+        tuple(_quote(f, secrets) for f in positive),
+        tuple(_quote(replace(f, id=f.id.removeprefix("not:")), secrets) for f in negative),
+        exhibits,
+    )
+
+
+def _load(function: str) -> Any:
+    module, _, name = function.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def _quote(f: Finding, secrets: bool) -> Finding:
+    """Bounds and redacts what is quoted."""
+    clean = (lambda text: text) if secrets else redact
+    quoted = tuple(replace(e, text=clean(e.text[:QUOTE_LIMIT])) for e in f.evidence)
+    return replace(f, claim=clean(f.claim), evidence=quoted)

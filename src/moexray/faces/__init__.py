@@ -1,0 +1,1 @@
+"""What people look at: command line, report, pages."""

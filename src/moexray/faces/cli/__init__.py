@@ -1,0 +1,1 @@
+"""The command line; sub-commands are loaded only when they are called."""

@@ -1,0 +1,81 @@
+"""`moexray diagnose`: the main job."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from moexray.core.errors import MoexrayError
+from moexray.core.finding import SEVERITIES
+from moexray.diagnose.engine import Diagnosis, diagnose
+from moexray.faces.cli.screen import as_markdown, as_text
+from moexray.readers.read_any import read_any
+
+__all__ = ["command"]
+
+
+@click.command("diagnose")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH... | -")
+@click.option("--format", "form", type=click.Choice(["text", "json", "md"]), default="text",
+              show_default=True, help="What is printed on standard output.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write an offline HTML report, too.")
+@click.option("--force", is_flag=True, help="Overwrite an existing report.")
+@click.option("--fail-on", type=click.Choice([*SEVERITIES, "never"]), default="warn",
+              show_default=True, help="Least severity that gives exit code 1.")
+@click.option("--no-redact", is_flag=True, help="Quote secrets, hosts and user names as they are.")
+@click.option("--quiet", is_flag=True, help="No progress on standard error.")
+def command(
+    paths: tuple[str, ...], form: str, report: Path | None, fail_on: str,
+    *, force: bool, no_redact: bool, quiet: bool,
+) -> None:
+    """Say what broke, from whatever artefacts there are.
+
+    PATH is a file or a folder (logs, nvidia-smi output, metrics, benchmarks, snapshots, dumps,
+    traces, expert counts), or - for standard input. Exit code: 0 nothing found at or above
+    --fail-on, 1 findings, 2 bad usage or no usable input.
+    """
+    if report and report.exists() and not force:
+        _stop(f"{report} exists", "--force overwrites it")
+    for path in paths:
+        if path != "-" and not Path(path).exists():
+            _stop(f"{path} does not exist", "check the path; a folder or several files are fine")
+    try:
+        run = read_any(paths, None if quiet or not sys.stderr.isatty() else _progress)
+        result = diagnose(run, secrets=no_redact)
+        document = result.to_json()
+        if report:
+            from moexray.faces.report import render
+
+            report.write_text(render(document), encoding="utf-8")
+    except MoexrayError as why:
+        click.echo(f"error: {why}", err=True)
+        sys.exit(2)
+    except BrokenPipeError:
+        sys.exit(0)
+    if form == "json":
+        click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+    else:
+        click.echo(as_text(document) if form == "text" else as_markdown(document))
+    sys.exit(_exit_code(result, fail_on))
+
+
+def _exit_code(result: Diagnosis, fail_on: str) -> int:
+    if not result.run.inputs:
+        return 2
+    if fail_on == "never":
+        return 0
+    least = SEVERITIES.index(fail_on)  # type: ignore[arg-type]
+    return int(any(SEVERITIES.index(f.severity) >= least for f in result.findings))
+
+
+def _stop(what: str, hint: str) -> None:
+    click.echo(f"error: {what}\n  try:   {hint}", err=True)
+    sys.exit(2)
+
+
+def _progress(name: str) -> None:
+    click.echo(f"\r\x1b[Kreading {name[-70:]}", nl=False, err=True)

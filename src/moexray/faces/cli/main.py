@@ -1,0 +1,47 @@
+"""`moexray`: the group of commands, loaded lazily."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import click
+
+from moexray import __version__
+
+__all__ = ["COMMANDS", "main"]
+
+# name, module (its function `command` is the click command), one line of help
+COMMANDS: tuple[tuple[str, str, str], ...] = (
+    ("diagnose", "moexray.faces.cli.diagnose", "Say what broke, from whatever artefacts there are."),
+    ("explain", "moexray.faces.cli.explain", "What a verdict means and how it is decided."),
+    ("inspect", "moexray.faces.cli.inspect", "What was read into which tables."),
+    ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
+)
+
+
+class _Lazy(click.Group):
+    """Imports a sub-command when it is called; lists them without importing any."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [name for name, _, _ in COMMANDS]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        for name, module, _ in COMMANDS:
+            if name == cmd_name:
+                found: click.Command = importlib.import_module(module).command
+                return found
+        return None
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, _, text in COMMANDS])
+
+
+@click.group(cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="moexray")
+def main(**_: Any) -> None:
+    """An X-ray for Mixture-of-Experts inference.
+
+    Give `moexray diagnose` the logs, nvidia-smi screens, metrics, snapshots and traces you have.
+    """

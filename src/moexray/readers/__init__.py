@@ -1,0 +1,50 @@
+"""Readers: one file a format. A format is a `sniff` of the first bytes and a `read` into tables.
+
+`READERS` is walked in its order; the first whose `sniff` says yes reads the file. Containers of
+many formats (text, JSON, CSV, pickle) hold their own tuple of shapes: readers/text.py,
+readers/json_file.py, readers/csv_file.py, readers/pickle_file.py.
+
+Reader modules import only the standard library and core at the top; numpy, polars, msgspec are
+imported inside the functions that need them, so that one OOM line is answered at once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from moexray.readers import csv_file, json_file, pickle_file, text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moexray.core.run import Reading
+    from moexray.core.source import Source
+
+__all__ = ["READERS", "Reader"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reader:
+    """One format.
+
+    Args:
+        name: Shown under `inputs`.
+        sniff: Takes the first 64 KiB after decompression; never the name of the file.
+        read: Fills a Reading from a Source; raises ReadError where nothing can be read.
+        suffixes: Name endings that fit the content; others give `input.name_mismatch` if they
+            are the ending of another format.
+    """
+
+    name: str
+    sniff: Callable[[bytes], bool]
+    read: Callable[[Source, Reading], None]
+    suffixes: tuple[str, ...]
+
+
+READERS: tuple[Reader, ...] = (
+    Reader("pickle", pickle_file.sniff, pickle_file.read, (".pickle", ".pkl", ".p")),
+    Reader("json", json_file.sniff, json_file.read, (".json", ".jsonl", ".ndjson")),
+    Reader("csv", csv_file.sniff, csv_file.read, (".csv", ".tsv")),
+    Reader("text", text.sniff, text.read, (".log", ".txt", ".md", ".out", ".err")),
+)

@@ -1,0 +1,196 @@
+"""Reads whatever the user has: files, folders, archives, standard input -> one Run."""
+
+from __future__ import annotations
+
+import gc
+import io
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moexray.core.errors import EmptyError, LimitError, ReadError, UnsafeError
+from moexray.core.run import Reading, Run, Skipped, build_run
+from moexray.core.source import MAX_LOAD_BYTES, Problem, Source, walk
+from moexray.readers import READERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from moexray.readers import Reader
+
+__all__ = ["read_any", "read_sources"]
+
+MAGIC = (
+    (b"\x89PNG", "an image (PNG)"),
+    (b"\xff\xd8\xff", "an image (JPEG)"),
+    (b"GIF8", "an image (GIF)"),
+    (b"%PDF", "a PDF document"),
+    (b"\x7fELF", "a program (ELF)"),
+    (b"PK\x03\x04", "a zip archive that holds nothing known"),
+)
+
+
+def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None) -> Run:
+    """Reads files, folders and standard input ("-") into one Run.
+
+    Args:
+        paths: As given on the command line; files below a folder are named relative to it.
+        progress: Called with the name of each file before it is read.
+
+    Returns:
+        The Run; files that gave nothing are in `skipped` with a reason, never an exception.
+    """
+    sources: list[Source] = []
+    skipped: list[Skipped] = []
+    for given in paths:
+        if given == "-":
+            sources.append(Source("<stdin>", content=sys.stdin.buffer.read(MAX_LOAD_BYTES)))
+            continue
+        path = Path(given)
+        files, bad = walk(path)
+        folder = path.is_dir()
+        sources += [Source(name if folder else given, file) for name, file in files]
+        skipped += [Skipped(name if folder and name else given, why) for name, why in bad]
+    return read_sources(sources, skipped, progress)
+
+
+def read_sources(
+    sources: Iterable[Source],
+    skipped: Iterable[Skipped] = (),
+    progress: Callable[[str], None] | None = None,
+) -> Run:
+    """Reads sources in order; see read_any."""
+    readings: list[tuple[str, Reading]] = []
+    left_out = list(skipped)
+    for source in _members(sources, left_out, readings):
+        if progress:
+            progress(source.path)
+        reading, reason = read_one(source)
+        readings.append((source.path, reading))
+        if reason:
+            left_out.append(Skipped(source.path, reason))
+        source.release()
+    return build_run(readings, left_out)
+
+
+def read_one(source: Source) -> tuple[Reading, str]:
+    """Reads one source.
+
+    Returns:
+        (reading, reason): reason is "" if it gave rows, else why it is skipped.
+    """
+    out = Reading("")
+    collecting = gc.isenabled()
+    gc.disable()  # parsing makes millions of live objects; the cyclic collector costs 25-60 %
+    try:
+        reader = _choose(source)
+        if reader is None:
+            return out, _unknown(source)
+        out.reader = reader.name
+        reader.read(source, out)
+        _check_name(source, reader, out)
+    except EmptyError:
+        out.problem("input.empty", "the file holds nothing", lost=None)
+        return out, "empty: it holds nothing"
+    except UnsafeError as why:
+        out.problem("input.unsafe_pickle", why.what, where=why.where, lost=None)
+        return out, f"refused: {why.what}"
+    except LimitError as why:
+        out.problem("input.huge", f"{why.what}; it was not read", lost=None)
+        return out, f"refused: {why.what}; {why.hint}"
+    except ReadError as why:
+        out.problems.extend(source.problems)
+        return out, f"{why.what}{'; ' + why.hint if why.hint else ''}"
+    except (MemoryError, RecursionError) as why:
+        return out, f"too deep or too large to read ({type(why).__name__})"
+    except Exception as why:  # noqa: BLE001  # the edge: a fault of a reader must not end the run
+        out.problem("input.unreadable", f"a reader failed on it ({type(why).__name__}: {why})", lost=None)
+        return out, f"the {out.reader} reader failed on it ({type(why).__name__}); please report this"
+    finally:
+        if collecting:
+            gc.enable()
+    out.problems.extend(source.problems)
+    if out.rows:
+        return out, ""
+    reason = out.notes[0] if out.notes else "nothing of a known form in it"
+    return out, reason
+
+
+def _choose(source: Source) -> Reader | None:
+    head = source.head
+    if not head.strip(b" \t\r\n\0"):
+        if source.disk_bytes > len(head):
+            _look_further(source)
+            return None
+        raise EmptyError("the file holds nothing", where=source.path)
+    return next((r for r in READERS if r.sniff(head)), None)
+
+
+def _look_further(source: Source) -> None:
+    """A head of blanks or zeros only: say empty if all of the file is so, within bounds."""
+    for piece in source.chunks():
+        if piece.strip(b" \t\r\n\0"):
+            return
+    raise EmptyError("the file holds nothing", where=source.path)
+
+
+def _unknown(source: Source) -> str:
+    known = next((text for magic, text in MAGIC if source.head.startswith(magic)), None)
+    return f"{known}, not an artefact" if known else "not a format that moexray knows"
+
+
+def _check_name(source: Source, reader: Reader, out: Reading) -> None:
+    """Notes a name that promises another content than the one that was believed."""
+    name = source.name.lower()
+    packed = {"gzip": (".gz", ".gzip", ".tgz"), "zstd": (".zst", ".zstd")}
+    stem = name
+    for kind, endings in packed.items():
+        ending = next((e for e in endings if name.endswith(e)), None)
+        if ending:
+            stem = name[: -len(ending)]
+            if source.compression != kind:
+                text = f"the name says {kind}, the content is {source.compression or reader.name}"
+                out.problem("input.name_mismatch", text, values={"expected": kind})
+        elif source.compression == kind and out.rows and "." in name:
+            out.problem("input.name_mismatch", f"the content is {kind}, the name does not say so")
+    claimed = next((r for r in READERS for s in r.suffixes if stem.endswith(s)), None)
+    loose = {"text", "csv", reader.name}  # tables and logs share endings
+    if claimed and out.rows and claimed.name not in loose:
+        out.problem("input.name_mismatch", f"the name says {claimed.name}, the content is {reader.name}")
+
+
+def _members(
+    sources: Iterable[Source], skipped: list[Skipped], readings: list[tuple[str, Reading]]
+) -> Iterator[Source]:
+    """Yields sources; a zip archive of artefacts is replaced by its members."""
+    for source in sources:
+        try:
+            archive = source.compression == "zip" and not any(r.sniff(source.head) for r in READERS)
+        except ReadError as why:
+            skipped.append(Skipped(source.path, f"{why.what}; {why.hint}"))
+            continue
+        if not archive:
+            yield source
+            continue
+        try:
+            yield from _unzip(source)
+        except (zipfile.BadZipFile, ReadError, NotImplementedError, RuntimeError) as why:
+            reading = Reading("zip")
+            reading.problem("input.truncated", f"the zip archive is damaged ({why})", lost=None)
+            readings.append((source.path, reading))
+            skipped.append(Skipped(source.path, f"the zip archive is damaged ({why})"))
+
+
+def _unzip(source: Source) -> Iterator[Source]:
+    total = 0
+    with zipfile.ZipFile(io.BytesIO(source.data())) as archive:
+        for info in archive.infolist():
+            if info.is_dir():
+                continue
+            total += info.file_size
+            if total > MAX_LOAD_BYTES or info.file_size > 200 * max(info.compress_size, 1) + (64 << 20):
+                raise LimitError(f"the archive expands past {MAX_LOAD_BYTES >> 20} MiB", where=source.path)
+            member = Source(f"{source.path}/{info.filename}", content=archive.read(info))
+            member.problems += [Problem(p.id, p.text, p.where) for p in source.problems]
+            yield member

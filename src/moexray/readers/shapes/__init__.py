@@ -1,0 +1,1 @@
+"""Shapes of parsed documents (JSON, CSV, pickle), one file a subject."""
