@@ -10,7 +10,7 @@
 #   make clean      remove what the above made
 
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
-	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
+	$$p -c 'import ensurepip, sys, venv; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && { echo $$p; break; }; done)
 # Test processes at a time, and the least branch coverage in per cent.
 JOBS ?= 2
 COVERAGE ?= 85
@@ -30,7 +30,7 @@ help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "moexray needs Python 3.11 or newer; try: make PYTHON=/path/to/python3" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "moexray needs Python 3.11 or newer with venv; try: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit("moexray needs Python 3.11 or newer, this is " + sys.version if sys.version_info < (3, 11) else 0)'
 	@echo "making $(VENV) with $(PYTHON)"
 	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
