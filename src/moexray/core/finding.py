@@ -90,6 +90,7 @@ class Finding:
 
     @property
     def cannot_tell(self) -> bool:
+        """A hypothesis only: the symptom is there, the deciding artefact is not."""
         return self.severity == "info" and self.confidence < 0.5
 
     def to_json(self) -> dict[str, Any]:
@@ -99,6 +100,7 @@ class Finding:
         return out
 
     def with_causes(self, causes: tuple[str, ...]) -> Finding:
+        """The same finding, implied by these ids."""
         return replace(self, implied_by=causes)
 
 

@@ -13,8 +13,9 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     # key=value and key: value of secrets, in environments, command lines and JSON
     (
         re.compile(
-            r"(?i)\b([A-Z0-9_]*(?:api[_-]?key|token|secret|passw(?:or)?d|credential|private[_-]?key)"
-            r"[A-Z0-9_]*)(\"?\s*[=:]\s*|\s+)(?=[^\s\d])(?:\"[^\"]{4,}\"|'[^']{4,}'|[^\s,;\"']{8,})"
+            r"(?i)((?:--)?\b[A-Z0-9_]*(?:api[_-]?key|token(?!s|iz)|secret|passw(?:or)?d|credential|private[_-]?key)"
+            r"[A-Z0-9_]*)(\"?\s*[=:]\s*|(?<=--api-key)\s+|(?<=--hf-token)\s+|(?<=--token)\s+)"
+            r"(?!\d+(?:\.\d+)?(?:[\s,;]|$))(?:\"[^\"]{4,}\"|'[^']{4,}'|[^\s,;\"']{8,})"
         ),
         r"\1\2<redacted>",
     ),

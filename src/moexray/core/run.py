@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,13 +10,13 @@ from moexray.core.source import Problem
 from moexray.core.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     import polars as pl
 
     from moexray.core.schema import Table
 
-__all__ = ["Batch", "Input", "Reading", "Row", "Run", "Skipped", "build_run"]
+__all__ = ["Batch", "Input", "Reading", "Row", "Run", "Skipped", "build_run", "merge"]
 
 Row = dict[str, Any]
 _TABLES: dict[str, Table] = {t.name: t for t in TABLES}
@@ -159,4 +158,19 @@ def build_run(readings: list[tuple[str, Reading]], skipped: list[Skipped]) -> Ru
         problems=tuple((p, problem) for p, r in readings for problem in r.problems),
         tables={n: tuple(r) for n, r in tables.items()},
         arrays={n: tuple(b) for n, b in arrays.items()},
+    )
+
+
+def merge(runs: list[Run]) -> Run:
+    """Joins runs (several saved ones, or the artefacts of several ranks) in their order."""
+    if len(runs) == 1:
+        return runs[0]
+    names = {n for r in runs for n in r.tables}
+    arrays = {n for r in runs for n in r.arrays}
+    return Run(
+        inputs=tuple(i for r in runs for i in r.inputs),
+        skipped=tuple(s for r in runs for s in r.skipped),
+        problems=tuple(p for r in runs for p in r.problems),
+        tables={n: tuple(x for r in runs for x in r.rows(n)) for n in names},
+        arrays={n: tuple(b for r in runs for b in r.batches(n)) for n in arrays},
     )

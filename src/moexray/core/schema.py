@@ -48,6 +48,7 @@ class Table:
 
     @property
     def names(self) -> frozenset[str]:
+        """Names of the declared columns."""
         return frozenset(c.name for c in self.columns)
 
     def check(self, columns: Mapping[str, Any]) -> None:

@@ -6,17 +6,16 @@ size passes the limits.
 
 from __future__ import annotations
 
-import os
 import stat
 import zlib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import EmptyError, LimitError, ReadError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
 __all__ = ["HEAD_BYTES", "Problem", "Source", "decode", "walk"]
 
@@ -26,6 +25,7 @@ MAX_LOAD_BYTES = 768 << 20  # what `data()` may hold in memory, decompressed (1 
 MAX_RATIO = 200  # decompressed/compressed of real traces is 8-20, of sparse logs up to ~100
 MAX_FILES = 20_000  # files below one folder
 CHUNK = 1 << 20
+SLICE = 1 << 14  # compressed bytes given to zlib at a time
 BOMS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
@@ -75,6 +75,7 @@ class Source:
 
     @property
     def disk_bytes(self) -> int:
+        """Size as it lies there, compressed or not, bytes."""
         if self._content is not None:
             return len(self._content)
         return 0 if self.file is None else self.file.stat().st_size
@@ -109,7 +110,7 @@ class Source:
                 self._data = self._content
             else:
                 self._data = self._load(limit)
-        if not self._data.strip() if len(self._data) < HEAD_BYTES else False:
+        if len(self._data) < HEAD_BYTES and not self._data.strip():
             raise EmptyError("the file holds nothing", where=self.path, hint="check the recording")
         return self._data
 
@@ -158,9 +159,12 @@ class Source:
         try:
             import deflate
 
-            return bytes(deflate.gzip_decompress(raw, size))
+            out = bytes(deflate.gzip_decompress(raw, size))
         except Exception:  # noqa: BLE001  # any doubt: the streaming path names the damage
             return None
+        # The trailer's checksum is that of the last member: it fits only if there is just one.
+        whole = deflate.crc32(out) == int.from_bytes(raw[-8:-4], "little")
+        return out if whole and len(out) == size else None
 
     def _read_file(self) -> bytes:
         return b"".join(self._raw_chunks())
@@ -210,33 +214,31 @@ class Source:
     def _gunzip(self, pieces: Iterator[bytes], *, quiet: bool) -> Iterator[bytes]:
         """Inflates member after member; damage ends it and is noted with its offset."""
         engine = zlib.decompressobj(31)
-        taken = given = members = 0
-        for raw in pieces:
-            rest = raw
+        taken = given = 0
+        for rest in _slices(pieces):
             while rest:
                 if engine.eof:
-                    if not rest.startswith(b"\x1f\x8b") and (
-                        members and rest.strip(b"\0") != b"" or not members
-                    ):
-                        self._note(quiet, "input.gzip_damaged", "bytes after the last gzip member", given)
-                        return
                     if not rest.strip(b"\0"):
-                        break
+                        break  # zero padding is legal
+                    if not rest.startswith(b"\x1f\x8b"):
+                        quiet or self._note("input.gzip_damaged", "bytes after the last gzip member", given)
+                        return
                     engine = zlib.decompressobj(31)
+                before = engine.copy()
                 try:
                     piece = engine.decompress(rest, CHUNK)
                 except zlib.error as why:
-                    self._note(quiet, "input.gzip_damaged", f"the gzip data are damaged ({why})", given)
+                    yield _salvage(before, rest)
+                    quiet or self._note("input.gzip_damaged", f"the gzip data are damaged ({why})", given)
                     return
-                members += engine.eof
                 taken += len(rest) - len(engine.unconsumed_tail) - len(engine.unused_data)
                 given += len(piece)
                 self._check_ratio(taken, given)
                 if piece:
                     yield piece
-                rest = engine.unused_data if engine.eof else engine.unconsumed_tail
+                rest = engine.unused_data if engine.eof else engine.unconsumed_tail  # noqa: PLW2901
         if not engine.eof:
-            self._note(quiet, "input.truncated", "the gzip stream ends before its end mark", given)
+            quiet or self._note("input.truncated", "the gzip stream ends before its end mark", given)
 
     def _unzstd(self, pieces: Iterator[bytes], *, quiet: bool) -> Iterator[bytes]:
         import zstandard
@@ -252,15 +254,33 @@ class Source:
                     self._check_ratio(taken, given)
                     yield piece
         except zstandard.ZstdError as why:
-            self._note(quiet, "input.truncated", f"the zstd stream is damaged ({why})", given)
+            quiet or self._note("input.truncated", f"the zstd stream is damaged ({why})", given)
             return
         if not engine.eof:
-            self._note(quiet, "input.truncated", "the zstd stream ends before its end mark", given)
+            quiet or self._note("input.truncated", "the zstd stream ends before its end mark", given)
 
-    def _note(self, quiet: bool, id: str, text: str, offset: int) -> None:
-        if not quiet and not any(p.id == id for p in self.problems):
+    def _note(self, id: str, text: str, offset: int) -> None:
+        if not any(p.id == id for p in self.problems):
             where = f"offset {offset} of the decompressed content"
             self.problems.append(Problem(id, text, where=where, lost=None, values={"offset": offset}))
+
+
+def _slices(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Small slices: what is lost around damage is at most one of them."""
+    for raw in pieces:
+        for i in range(0, len(raw), SLICE):
+            yield raw[i : i + SLICE]
+
+
+def _salvage(engine: zlib._Decompress, rest: bytes) -> bytes:
+    """What a slice gives before its damage, byte by byte."""
+    out = bytearray()
+    try:
+        for i in range(len(rest)):
+            out += engine.decompress(rest[i : i + 1], CHUNK)
+    except zlib.error:
+        pass
+    return bytes(out)
 
 
 def decode(data: bytes) -> tuple[str, str]:
@@ -312,7 +332,7 @@ def walk(path: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
                 return
             seen.add(key)
             try:
-                children = sorted(os.listdir(item))
+                children = sorted(child.name for child in item.iterdir())
             except OSError as why:
                 skipped.append((name, f"cannot be opened ({why.strerror or why})"))
                 return

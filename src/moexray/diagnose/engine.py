@@ -35,6 +35,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
+        """Id of the top finding, or "none"."""
         return self.findings[0].id if self.findings else "none"
 
     def to_json(self) -> dict[str, Any]:
@@ -81,8 +82,8 @@ def diagnose(run: Run, limits: Limits | None = None, *, secrets: bool = False) -
             exhibits.setdefault(exhibit.name, []).extend(_load(exhibit.function)(run))
     return Diagnosis(
         run,
-        tuple(_quote(f, secrets) for f in positive),
-        tuple(_quote(replace(f, id=f.id.removeprefix("not:")), secrets) for f in negative),
+        tuple(_quote(f, secrets=secrets) for f in positive),
+        tuple(_quote(replace(f, id=f.id.removeprefix("not:")), secrets=secrets) for f in negative),
         exhibits,
     )
 
@@ -92,7 +93,7 @@ def _load(function: str) -> Any:
     return getattr(importlib.import_module(module), name)
 
 
-def _quote(f: Finding, secrets: bool) -> Finding:
+def _quote(f: Finding, *, secrets: bool) -> Finding:
     """Bounds and redacts what is quoted."""
     clean = (lambda text: text) if secrets else redact
     quoted = tuple(replace(e, text=clean(e.text[:QUOTE_LIMIT])) for e in f.evidence)

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import EmptyError, LimitError, ReadError, UnsafeError
-from moexray.core.run import Reading, Run, Skipped, build_run
+from moexray.core.run import Reading, Run, Skipped, build_run, merge
 from moexray.core.source import MAX_LOAD_BYTES, Problem, Source, walk
+from moexray.core.store import is_saved, load
 from moexray.readers import READERS
 
 if TYPE_CHECKING:
@@ -43,16 +44,20 @@ def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None
     """
     sources: list[Source] = []
     skipped: list[Skipped] = []
+    saved: list[Run] = []
     for given in paths:
         if given == "-":
             sources.append(Source("<stdin>", content=sys.stdin.buffer.read(MAX_LOAD_BYTES)))
             continue
         path = Path(given)
+        if is_saved(path):
+            saved.append(load(path))
+            continue
         files, bad = walk(path)
         folder = path.is_dir()
         sources += [Source(name if folder else given, file) for name, file in files]
         skipped += [Skipped(name if folder and name else given, why) for name, why in bad]
-    return read_sources(sources, skipped, progress)
+    return merge([*saved, read_sources(sources, skipped, progress)])
 
 
 def read_sources(

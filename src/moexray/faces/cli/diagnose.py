@@ -68,7 +68,7 @@ def _exit_code(result: Diagnosis, fail_on: str) -> int:
         return 2
     if fail_on == "never":
         return 0
-    least = SEVERITIES.index(fail_on)  # type: ignore[arg-type]
+    least = SEVERITIES.index(fail_on)
     return int(any(SEVERITIES.index(f.severity) >= least for f in result.findings))
 
 

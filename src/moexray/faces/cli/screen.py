@@ -18,10 +18,13 @@ def as_text(document: Mapping[str, Any]) -> str:
     """What a tired engineer reads in ten seconds: verdict, why, what to do, what stays open."""
     out: list[str] = []
     findings = document["findings"]
-    if not findings:
+    if not document["inputs"]:
+        out.append("no verdict: nothing in what was given could be used")
+    elif not findings:
         out.append("verdict: none (nothing wrong was found in what was read)")
     for i, f in enumerate(findings):
-        head = f"{'verdict' if i == 0 else 'also'}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"
+        title = "verdict" if i == 0 else "also"
+        head = f"{title}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"
         out += ["", head] if i else [head]
         out += _wrap(f["claim"], "  ")
         if f["implied_by"]:

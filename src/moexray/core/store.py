@@ -1,0 +1,129 @@
+"""A Run on disk: a folder of Parquet files with a manifest, `moexray.run/1`.
+
+Layout: `manifest.json` (inputs, skipped, problems, one entry per part) and `<table>-<n>.parquet`.
+Columns of kind object are JSON text. What was saved loads to an equal Run.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.errors import ReadError, UsageError
+from moexray.core.run import Batch, Input, Row, Run, Skipped
+from moexray.core.source import Problem
+from moexray.core.tables import TABLES
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from moexray.core.schema import Table
+
+__all__ = ["SCHEMA", "is_saved", "load", "save"]
+
+SCHEMA = "moexray.run/1"
+MANIFEST = "manifest.json"
+_TABLES: dict[str, Table] = {t.name: t for t in TABLES}
+
+
+def save(run: Run, folder: Path, *, force: bool = False) -> None:
+    """Writes a Run; the manifest last, so that a broken save is never taken for a Run.
+
+    Raises:
+        UsageError: the folder holds files and `force` is not set.
+    """
+    import numpy as np
+    import polars as pl
+
+    if folder.exists() and any(folder.iterdir()) and not force:
+        raise UsageError(f"{folder} is not empty", hint="--force overwrites what was saved there")
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / MANIFEST).unlink(missing_ok=True)
+    for old in folder.glob("*.parquet"):
+        old.unlink()
+    parts: list[dict[str, Any]] = []
+    for name, rows in run.tables.items():
+        kinds = {c.name: c.kind for c in _TABLES[name].columns}
+        columns = {
+            key: [json.dumps(r[key]) if kinds.get(key) == "object" else r[key] for r in rows]
+            for key in ("source", "where", *kinds)
+        }
+        schema = {"source": pl.String, "where": pl.String, **_TABLES[name].schema()}
+        schema = {k: pl.String if kinds.get(k) == "object" else t for k, t in schema.items()}
+        file = f"{name}-rows.parquet"
+        pl.DataFrame(columns, schema=schema, strict=False).write_parquet(folder / file)
+        parts.append({"table": name, "file": file, "kind": "rows"})
+    for name, batches in run.arrays.items():
+        for i, batch in enumerate(batches):
+            file = f"{name}-{i}.parquet"
+            pl.DataFrame({k: np.asarray(v) for k, v in batch.columns.items()}).write_parquet(folder / file)
+            attrs = json.loads(json.dumps(dict(batch.attrs), default=_plain))
+            part = {"table": name, "file": file, "kind": "array", "source": batch.source}
+            parts.append({**part, "attrs": attrs})
+    manifest = {
+        "schema": SCHEMA,
+        "inputs": [asdict(i) for i in run.inputs],
+        "skipped": [asdict(s) for s in run.skipped],
+        "problems": [{"path": p, **asdict(x)} for p, x in run.problems],
+        "parts": parts,
+    }
+    (folder / MANIFEST).write_text(json.dumps(manifest, indent=1, default=_plain), encoding="utf-8")
+
+
+def is_saved(folder: Path) -> bool:
+    """Whether a folder holds a saved Run (and not a bundle of artefacts)."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        return False
+    try:
+        return f'"schema": "{SCHEMA}"' in file.read_text(encoding="utf-8", errors="replace")[:200]
+    except OSError:
+        return False
+
+
+def load(folder: Path) -> Run:
+    """Reads a saved Run.
+
+    Raises:
+        ReadError: no saved Run is there, or it is damaged.
+    """
+    import polars as pl
+
+    if not is_saved(folder):
+        raise ReadError("no saved run is here", where=str(folder), hint="moexray inspect PATH --save DIR")
+    try:
+        manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        tables: dict[str, tuple[Row, ...]] = {}
+        arrays: dict[str, list[Batch]] = {}
+        for part in manifest["parts"]:
+            name = part["table"]
+            frame = pl.read_parquet(folder / str(part["file"]).rsplit("/", 1)[-1])
+            if part["kind"] == "rows":
+                objects = [c.name for c in _TABLES[name].columns if c.kind == "object"]
+                tables[name] = tuple(_unpack(row, objects) for row in frame.to_dicts())
+            else:
+                columns = {k: frame[k].to_numpy() for k in frame.columns}
+                arrays.setdefault(name, []).append(Batch(name, part["source"], columns, part["attrs"]))
+        return Run(
+            inputs=tuple(Input(**{**i, "notes": tuple(i["notes"])}) for i in manifest["inputs"]),
+            skipped=tuple(Skipped(**s) for s in manifest["skipped"]),
+            problems=tuple((p.pop("path"), Problem(**p)) for p in manifest["problems"]),
+            tables=tables,
+            arrays={n: tuple(b) for n, b in arrays.items()},
+        )
+    except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as why:
+        raise ReadError(f"the saved run is damaged ({why})", where=str(folder), hint="save it again") from why
+
+
+def _unpack(row: Row, objects: list[str]) -> Row:
+    return {k: json.loads(v) if k in objects and v is not None else v for k, v in row.items()}
+
+
+def _plain(value: Any) -> Any:
+    """Numpy scalars and arrays, tuples and sets as JSON."""
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    if isinstance(value, set | frozenset | tuple):
+        return list(value)
+    return str(value)

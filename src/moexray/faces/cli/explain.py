@@ -1,0 +1,57 @@
+"""`moexray explain`: what a verdict means, how it is decided, what refutes it, what to do."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import textwrap
+
+import click
+from click.shell_completion import CompletionItem
+
+from moexray.core.verdicts import VERDICTS, Verdict
+
+__all__ = ["command"]
+
+WIDTH = 88
+
+
+def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    return [CompletionItem(v.id, help=v.means) for v in VERDICTS if v.id.startswith(incomplete)]
+
+
+@click.command("explain")
+@click.argument("id", required=False, shell_complete=_complete)
+def command(id: str | None) -> None:
+    """What verdict ID means and how it is decided; without ID, the list of verdicts."""
+    if id is None:
+        width = max(len(v.id) for v in VERDICTS)
+        for v in VERDICTS:
+            click.echo(f"{v.id.ljust(width)}  {textwrap.shorten(v.means, WIDTH - 10, placeholder=' ...')}")
+        return
+    found = [v for v in VERDICTS if v.id == id] or [v for v in VERDICTS if v.id.startswith(f"{id}.")]
+    if not found:
+        names = [v.id for v in VERDICTS]
+        near = difflib.get_close_matches(id, names, 3, 0.5) or [n for n in names if id in n][:3]
+        click.echo(f"error: there is no verdict {id}", err=True)
+        hint = f"did you mean {', '.join(near)}?" if near else "moexray explain lists all verdicts"
+        click.echo(f"  try:   {hint}", err=True)
+        sys.exit(2)
+    click.echo("\n\n".join(render(v) for v in found))
+
+
+def render(v: Verdict) -> str:
+    """One verdict as text."""
+    parts = [v.id]
+    for title, text in (
+        ("means", v.means),
+        ("decided", v.decided),
+        ("refuted", v.refuted),
+        *(("do", d) for d in v.do),
+        ("needs", "; ".join(v.needs)),
+    ):
+        label = f"  {title + ':':<9}"
+        parts += textwrap.wrap(
+            text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False
+        )
+    return "\n".join(parts)

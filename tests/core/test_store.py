@@ -1,0 +1,54 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from moexray.core.errors import ReadError, UsageError
+from moexray.core.run import Reading, Skipped, build_run
+from moexray.core.store import is_saved, load, save
+
+
+@pytest.fixture
+def run():
+    reading = Reading("text")
+    reading.add("log", where="line 3", kind="engine.ready", t_s=1.5, fields={"a": [1, 2]}, text="ready")
+    reading.add("oom", where="line 9", kind="record", request_bytes=12, others=[{"pid": 1, "bytes": 2}])
+    columns = {"t_s": np.array([0.0, np.nan]), "value_s": np.array([0.1, 0.2])}
+    reading.add_columns("latency", columns, source="a.csv", rows=2, rank=3)
+    reading.problem("input.truncated", "ends early", where="offset 5", lost=None)
+    return build_run([("a.csv", reading)], [Skipped("b", "empty")])
+
+
+def test_a_saved_run_loads_equal(run, tmp_path):
+    save(run, tmp_path / "run")
+    again = load(tmp_path / "run")
+    assert again.tables == run.tables
+    assert (again.inputs, again.skipped, again.problems) == (run.inputs, run.skipped, run.problems)
+    [batch], [old] = again.batches("latency"), run.batches("latency")
+    assert batch.attrs == {"rank": 3}
+    np.testing.assert_array_equal(batch.columns["t_s"], old.columns["t_s"])
+    assert run.frame("latency").equals(again.frame("latency"))
+
+
+def test_nothing_is_overwritten_without_force(run, tmp_path):
+    save(run, tmp_path)
+    with pytest.raises(UsageError, match="not empty"):
+        save(run, tmp_path)
+    save(run, tmp_path, force=True)
+    assert is_saved(tmp_path)
+
+
+def test_a_damaged_or_missing_run_is_a_clear_error(run, tmp_path):
+    with pytest.raises(ReadError, match="no saved run"):
+        load(tmp_path)
+    save(run, tmp_path)
+    (tmp_path / "log-rows.parquet").write_bytes(b"nonsense")
+    with pytest.raises(ReadError, match="damaged"):
+        load(tmp_path)
+
+
+def test_frames_have_the_declared_columns_whatever_was_read(run):
+    frame = run.frame("oom")
+    assert frame["request_bytes"].to_list() == [12]
+    assert frame["free_bytes"].to_list() == [None]
+    assert run.frame("bench").is_empty()

@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from moexray.core.verdicts import VERDICTS
+from moexray.faces.cli.main import COMMANDS, main
+
+OOM = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+    "79.15 GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.10 GiB memory in "
+    "use. Of the allocated memory 74.00 GiB is allocated by PyTorch, and 3.00 GiB is reserved by PyTorch but "
+    "unallocated."
+)
+
+
+def call(*args, stdin=None):
+    return CliRunner().invoke(main, list(args), input=stdin)
+
+
+def test_help_lists_every_command():
+    text = call("--help").output
+    for name, _, line in COMMANDS:
+        assert name in text
+        assert line.split()[0] in text
+
+
+@pytest.mark.parametrize("name", [name for name, _, _ in COMMANDS])
+def test_every_command_has_help(name):
+    result = call(name, "--help")
+    assert result.exit_code == 0
+    assert "Usage" in result.output
+
+
+def test_a_pasted_log_is_answered_with_exit_1():
+    result = call("diagnose", "-", stdin=OOM)
+    assert result.exit_code == 1
+    assert "verdict: mem.fragmentation" in result.output
+
+
+def test_json_is_the_only_thing_on_standard_output():
+    result = call("diagnose", "-", "--format", "json", stdin=OOM)
+    document = json.loads(result.stdout)
+    assert document["schema"] == "moexray.diagnosis/1"
+    assert document["verdict"] == document["findings"][0]["id"]
+
+
+def test_markdown_names_the_verdict():
+    assert "## moexray: `mem.fragmentation`" in call("diagnose", "-", "--format", "md", stdin=OOM).output
+
+
+@pytest.mark.parametrize(("level", "code"), [("info", 1), ("warn", 1), ("error", 1), ("never", 0)])
+def test_fail_on(level, code):
+    assert call("diagnose", "-", "--fail-on", level, stdin=OOM).exit_code == code
+
+
+def test_nothing_usable_is_exit_2_and_says_so():
+    result = call("diagnose", "-", stdin="hello\n")
+    assert result.exit_code == 2
+    assert "no verdict" in result.output
+
+
+def test_a_missing_path_is_exit_2_with_a_hint():
+    result = call("diagnose", "no/such/file")
+    assert result.exit_code == 2
+    assert "does not exist" in result.stderr
+    assert "try:" in result.stderr
+
+
+def test_a_report_is_written_and_never_overwritten_by_default(tmp_path):
+    report = tmp_path / "r.html"
+    assert call("diagnose", "-", "--report", str(report), stdin=OOM).exit_code == 1
+    assert "mem.fragmentation" in report.read_text()
+    assert call("diagnose", "-", "--report", str(report), stdin=OOM).exit_code == 2
+    assert call("diagnose", "-", "--report", str(report), "--force", stdin=OOM).exit_code == 1
+
+
+def test_explain_lists_explains_and_suggests():
+    assert all(v.id in call("explain").output for v in VERDICTS)
+    assert "decided:" in call("explain", "mem.fragmentation").output
+    result = call("explain", "mem.fragmentatoin")
+    assert result.exit_code == 2
+    assert "mem.fragmentation" in result.stderr
+
+
+def test_inspect_lists_tables_and_saves_them(tmp_path):
+    log = tmp_path / "a.log"
+    log.write_text(OOM)
+    text = call("inspect", str(log)).output
+    assert "oom" in text
+    assert "1 rows" in text
+    assert json.loads(call("inspect", str(log), "--format", "json").output)["tables"][0]["table"] == "oom"
+    assert call("inspect", str(log), "--save", str(tmp_path / "run")).exit_code == 0
+    again = call("diagnose", str(tmp_path / "run"))
+    assert "verdict: mem.fragmentation" in again.output
+    assert call("inspect", str(log), "--save", str(tmp_path / "run")).exit_code == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts(shell):
+    assert "_MOEXRAY_COMPLETE" in call("completion", shell).output
