@@ -84,7 +84,9 @@ class Source:
     def head(self) -> bytes:
         """The first 64 KiB after decompression; b"" for an empty file."""
         if self._head is None:
-            self._head = b"".join(self.chunks(limit=HEAD_BYTES, quiet=True))[:HEAD_BYTES]
+            known = list(self.problems)
+            self._head = b"".join(self.chunks(limit=HEAD_BYTES))[:HEAD_BYTES]
+            self.problems = known  # damage is noted once, when the content is read
         return self._head
 
     @property
@@ -118,19 +120,18 @@ class Source:
         """Forgets the loaded bytes once a reader is done with them."""
         self._data = None
 
-    def chunks(self, limit: int = MAX_DISK_BYTES, *, quiet: bool = False) -> Iterator[bytes]:
+    def chunks(self, limit: int = MAX_DISK_BYTES) -> Iterator[bytes]:
         """Yields decompressed pieces of about 1 MiB; ends early at damage, with a problem noted.
 
         Args:
             limit: Stop silently once this many bytes were given.
-            quiet: Note no problems (for looking at the head only).
 
         Raises:
             LimitError: a bomb.
             ReadError: the file cannot be opened.
         """
         given = 0
-        for piece in self._inflate(self._raw_chunks(), quiet=quiet):
+        for piece in self._inflate(self._raw_chunks()):
             yield piece
             given += len(piece)
             if given >= limit:
@@ -194,12 +195,12 @@ class Source:
                 hint="check its permissions, or copy it here first",
             ) from why
 
-    def _inflate(self, pieces: Iterator[bytes], *, quiet: bool) -> Iterator[bytes]:
+    def _inflate(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         kind = self.compression
         if kind == "gzip":
-            yield from self._gunzip(pieces, quiet=quiet)
+            yield from self._gunzip(pieces)
         elif kind == "zstd":
-            yield from self._unzstd(pieces, quiet=quiet)
+            yield from self._unzstd(pieces)
         else:
             yield from pieces
 
@@ -211,7 +212,7 @@ class Source:
                 hint="decompress it yourself if you trust it",
             )
 
-    def _gunzip(self, pieces: Iterator[bytes], *, quiet: bool) -> Iterator[bytes]:
+    def _gunzip(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         """Inflates member after member; damage ends it and is noted with its offset."""
         engine = zlib.decompressobj(31)
         taken = given = 0
@@ -221,7 +222,7 @@ class Source:
                     if not rest.strip(b"\0"):
                         break  # zero padding is legal
                     if not rest.startswith(b"\x1f\x8b"):
-                        quiet or self._note("input.gzip_damaged", "bytes after the last gzip member", given)
+                        self._note("input.gzip_damaged", "bytes after the last gzip member", given)
                         return
                     engine = zlib.decompressobj(31)
                 before = engine.copy()
@@ -229,7 +230,7 @@ class Source:
                     piece = engine.decompress(rest, CHUNK)
                 except zlib.error as why:
                     yield _salvage(before, rest)
-                    quiet or self._note("input.gzip_damaged", f"the gzip data are damaged ({why})", given)
+                    self._note("input.gzip_damaged", f"the gzip data are damaged ({why})", given)
                     return
                 taken += len(rest) - len(engine.unconsumed_tail) - len(engine.unused_data)
                 given += len(piece)
@@ -238,9 +239,9 @@ class Source:
                     yield piece
                 rest = engine.unused_data if engine.eof else engine.unconsumed_tail  # noqa: PLW2901
         if not engine.eof:
-            quiet or self._note("input.truncated", "the gzip stream ends before its end mark", given)
+            self._note("input.truncated", "the gzip stream ends before its end mark", given)
 
-    def _unzstd(self, pieces: Iterator[bytes], *, quiet: bool) -> Iterator[bytes]:
+    def _unzstd(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         import zstandard
 
         engine = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
@@ -254,10 +255,10 @@ class Source:
                     self._check_ratio(taken, given)
                     yield piece
         except zstandard.ZstdError as why:
-            quiet or self._note("input.truncated", f"the zstd stream is damaged ({why})", given)
+            self._note("input.truncated", f"the zstd stream is damaged ({why})", given)
             return
         if not engine.eof:
-            quiet or self._note("input.truncated", "the zstd stream ends before its end mark", given)
+            self._note("input.truncated", "the zstd stream ends before its end mark", given)
 
     def _note(self, id: str, text: str, offset: int) -> None:
         if not any(p.id == id for p in self.problems):
