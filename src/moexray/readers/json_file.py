@@ -6,9 +6,12 @@ come this way when they are sound: readers/kineto.py reads them typed and fast.
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import ReadError
+from moexray.core.source import decode
+from moexray.readers import text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,22 +26,37 @@ __all__ = ["SHAPES", "read", "sniff"]
 SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = ()
 
 
+# A line of numbers in brackets; "[0] text" and "[1,0]<stdout>" open log lines, not arrays.
+NUMBERS = re.compile(rb"\[\s*(?:-?[0-9.][0-9.eE+-]*\s*,\s*)*-?[0-9.][0-9.eE+-]*\s*(?:\]\s*(?:[,\]]|$)|,?$)")
+
+
 def sniff(head: bytes) -> bool:
     """An object or array that goes on like JSON (a log line may start with a bracket, too)."""
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        head = decode(head[:4096])[0].encode()
     start = head.lstrip(b"\xef\xbb\xbf \t\r\n")[:400]
+    rest = start[1:].lstrip()
     if start[:1] == b"{":
-        return start[1:].lstrip()[:1] in (b'"', b"}", b"'") or start[1:].strip() == b""
+        return rest[:1] in (b'"', b"}", b"'", b"")
     if start[:1] == b"[":
-        return start[1:].lstrip()[:1] in (b"{", b"[", b"]", b'"') or start[1:].lstrip()[:1].isdigit()
+        return rest[:1] in (b"{", b"[", b"]", b'"') or NUMBERS.match(start) is not None
     return False
 
 
 def read(source: Source, out: Reading) -> None:
-    """Parses the document and gives it to the first shape that knows it."""
+    """Parses the document and gives it to the first shape that knows it.
+
+    JSON of no known shape is given to the line parsers: it may carry messages (a JSON log, an
+    error body).
+    """
     from moexray.readers.tolerant_json import load
 
     document = load(source, out)
     for shape in SHAPES:
         if shape(document, source, out):
             return
-    raise ReadError("JSON of no known shape", where=source.path, hint="see docs/capture.md")
+    repairs, out.problems = out.problems, []
+    text.read(source, out)
+    if not out.rows:
+        out.problems = repairs
+        raise ReadError("JSON of no known shape", where=source.path, hint="see docs/capture.md")

@@ -1,0 +1,194 @@
+"""The recovering JSON parser: enters damaged containers by hand, reads sound parts at full speed.
+
+Glossary: a *record* is an element of an array; damage is repaired or dropped record by record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+from moexray.readers.json_mend import Repairs, mend
+
+__all__ = ["Recovery"]
+
+NEAR = 1 << 16  # a fault this close to the start of a record is mended; farther: go into the record
+MAX_LEVELS = 12  # containers that are entered by hand
+SPACE = re.compile(r"[ \t\r\n,]*")
+FIRST_KEY = re.compile(r'\{\s*"([^"\\]{1,64})"\s*:')
+
+
+class _Counting:
+    """Counts NaN and Infinity, which the standard decoder lets pass."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, _name: str) -> None:
+        self.count += 1
+
+
+class Recovery:
+    """Parses one damaged text; `repairs` tells what was done and lost."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.repairs = Repairs()
+        self.constants = _Counting()
+        self.decoder = json.JSONDecoder(parse_constant=self.constants)
+        self.budget = 20 * len(text) + (1 << 20)  # characters that may be read again
+        self.keys: set[str] = set()
+
+    def documents(self) -> Any:
+        """All values at the top level; the value itself if there is one, None if none."""
+        found: list[Any] = []
+        position = self._skip(0)
+        while position < len(self.text) and not self.repairs.end and self.budget > 0:
+            begin = self._opening(position)
+            if begin is None:
+                break
+            if begin > position:
+                self.repairs.bytes += 1
+            value, position = self._value(begin, 0)
+            found.append(value)
+            position = self._skip(position)
+        self.repairs.tokens += self.constants.count
+        if not any(found) or (not self.repairs.records and self.repairs.end == "record"):
+            found = [x for x in found if x]
+        return (found[0] if len(found) == 1 else found) if found else None
+
+    def _skip(self, position: int) -> int:
+        match = SPACE.match(self.text, position)
+        return match.end() if match else position
+
+    def _opening(self, position: int) -> int | None:
+        """The next opening bracket of a document; junk before it is left out."""
+        spots = [p for p in (self.text.find("{", position), self.text.find("[", position)) if p >= 0]
+        return min(spots, default=None)
+
+    def _raw(self, position: int) -> tuple[Any, int] | int:
+        """(value, end), or how far the sound part reaches."""
+        before = self.constants.count
+        try:
+            return self.decoder.raw_decode(self.text, position)
+        except json.JSONDecodeError as why:
+            far = why.pos
+        except (ValueError, RecursionError):
+            far = position
+            self.budget -= NEAR
+        self.constants.count = before
+        self.budget -= far - position
+        return far
+
+    def _value(self, position: int, level: int) -> tuple[Any, int]:
+        """The value at the place, as far as it can be read."""
+        result = self._raw(position)
+        if isinstance(result, tuple):
+            return result
+        mark = self.text[position : position + 1]
+        if mark in ("{", "[") and level < MAX_LEVELS and self.budget > 0:
+            enter = self._object if mark == "{" else self._array
+            return enter(position + 1, level + 1)
+        mended = mend(self.text, position, len(self.text))
+        if mended is None:
+            self._lose(len(self.text))
+            return None, len(self.text)
+        self.repairs.add(mended.repairs)
+        return mended.value, mended.end
+
+    def _object(self, position: int, level: int) -> tuple[dict[str, Any], int]:
+        found: dict[str, Any] = {}
+        while True:
+            position = self._skip(position)
+            if position >= len(self.text):
+                self._end("mark")
+                return found, position
+            if self.text[position] == "}":
+                return found, position + 1
+            key = self._raw(position)
+            if not isinstance(key, tuple) or not isinstance(key[0], str):
+                self._lose(position)
+                return found, len(self.text)
+            colon = self.text.find(":", key[1], key[1] + 64)
+            if colon < 0 or self.text[key[1] : colon].strip():
+                self._lose(position)
+                return found, len(self.text)
+            position = self._skip(colon + 1)
+            if position >= len(self.text):
+                self._end("record")
+                return found, position
+            found[key[0]], position = self._value(position, level)
+
+    def _array(self, position: int, level: int) -> tuple[list[Any], int]:
+        found: list[Any] = []
+        while True:
+            position = self._skip(position)
+            if position >= len(self.text):
+                self._end("mark")
+                break
+            if self.text[position] == "]":
+                position += 1
+                break
+            if self.budget <= 0:
+                self._lose(position)
+                position = len(self.text)
+                break
+            before = self.constants.count
+            result = self._raw(position)
+            if isinstance(result, tuple):
+                if self.constants.count > before:
+                    self.repairs.name(len(found), result[0])
+                found.append(result[0])
+                position = result[1]
+                continue
+            position = self._damaged(position, result, level, found)
+        self.repairs.records += len(found)
+        return found, position
+
+    def _damaged(self, position: int, far: int, level: int, found: list[Any]) -> int:
+        """Handles a damaged element; returns where to go on."""
+        text = self.text
+        limit = self._next_record(position, found)
+        mended = mend(text, position, limit) if far - position < NEAR else None
+        if mended is not None:
+            self.repairs.add(mended.repairs)
+            self.repairs.name(len(found), mended.value)
+            found.append(mended.value)
+            return mended.end
+        if far - position >= NEAR and text[position] in "{[" and level < MAX_LEVELS and self.budget > 0:
+            value, position = self._value(position, level)
+            found.append(value)
+            return position
+        if limit >= len(text):
+            if far >= len(text.rstrip()) or text.find("}", far) < 0:
+                self._end("record")
+            else:
+                self._lose(position)
+            return len(text)
+        self.repairs.dropped += 1
+        self.repairs.name(len(found), None, f" at offset {position} dropped")
+        return limit
+
+    def _next_record(self, position: int, found: list[Any]) -> int:
+        """Where the next sibling starts: an object that opens with the key of earlier ones."""
+        for value in found[-1:] if self.keys else found[:64]:
+            if isinstance(value, dict) and value and len(self.keys) < 8:
+                self.keys.add(next(iter(value)))
+        own = FIRST_KEY.match(self.text, position)
+        keys = {*self.keys, own.group(1)} if own else self.keys
+        if not keys:
+            return len(self.text)
+        words = "|".join(re.escape(k) for k in sorted(keys))
+        match = re.compile(rf'\{{\s*"(?:{words})"\s*:').search(self.text, position + 1)
+        return match.start() if match else len(self.text)
+
+    def _end(self, kind: str) -> None:
+        if self.repairs.end != "record":
+            self.repairs.end, self.repairs.offset = kind, len(self.text)
+
+    def _lose(self, position: int) -> None:
+        """The rest of the text has no single reading."""
+        self.repairs.dropped += 1
+        if len(self.repairs.named) < 12:
+            self.repairs.named.append(f"the rest from offset {position}")
