@@ -17,6 +17,7 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
     # consequence: the causes that it may follow from (VERDICTS, "usual chains")
     "comm.straggler_wait": (
         "jit.compile_skew",
+        "jit.compile_in_hot_path",
         "ep.skew",
         "sched.dp_imbalance",
         "mem.alloc_stall",

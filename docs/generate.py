@@ -1,0 +1,61 @@
+"""Writes docs/tables.md, docs/verdicts.md and docs/commands.md from the code.
+
+Run: python docs/generate.py [FOLDER]; a test compares the result with what is committed.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from moexray.core.tables import TABLES
+from moexray.core.verdicts import VERDICTS
+from moexray.faces.cli.main import COMMANDS, main
+
+NOTE = "<!-- made by docs/generate.py; edit the code instead -->\n"
+
+
+def tables() -> str:
+    """Every table with its columns, units and meaning."""
+    out = [NOTE, "# Tables\n", "What the readers fill and the rules read. Unknown is null, never 0.\n"]
+    for table in TABLES:
+        out += [f"## {table.name}\n", f"{table.doc}\n"]
+        out += ["| column | type | unit | meaning |", "|---|---|---|---|"]
+        out += [f"| {c.name} | {c.kind} | {c.unit or '-'} | {_cell(c.doc)} |" for c in table.columns]
+        out.append("")
+    return "\n".join(out)
+
+
+def verdicts() -> str:
+    """Every verdict: what it means, how it is decided, what refutes it, what to do."""
+    out = [NOTE, "# Verdicts\n", "What `moexray diagnose` may say; `moexray explain ID` prints the same.\n"]
+    for v in VERDICTS:
+        out += [f"## {v.id}\n", f"{_cell(v.means)}\n", f"- **decided**: {_cell(v.decided)}"]
+        out += [f"- **refuted**: {_cell(v.refuted)}", *(f"- **do**: {_cell(d)}" for d in v.do)]
+        out += [f"- **needs**: {_cell('; '.join(v.needs))}", ""]
+    return "\n".join(out)
+
+
+def commands() -> str:
+    """Every command's help."""
+    out = [NOTE, "# Commands\n"]
+    for name, _, _ in COMMANDS:
+        text = CliRunner().invoke(main, [name, "--help"], prog_name="moexray", terminal_width=100).output
+        out += [f"## moexray {name}\n", "```text", text.rstrip(), "```", ""]
+    return "\n".join(out)
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|").replace("<", "&lt;")
+
+
+def write(folder: Path) -> None:
+    """Writes all pages."""
+    for name, page in (("tables", tables), ("verdicts", verdicts), ("commands", commands)):
+        (folder / f"{name}.md").write_text(page(), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent)
