@@ -43,6 +43,7 @@ def test_the_case_bank_is_answered(tmp_path):
 def test_a_bundle_is_diagnosed(bundle):
     truth = json.loads((bundle.parent / f"{bundle.name}.truth.json").read_text())
     result = diagnose(read_any([str(bundle)]))
+    assert result.failures == ()
     strong = [f.id for f in result.findings if f.severity != "info"]
     found = [f.id for f in result.findings]
     root = truth.get("root")
@@ -68,4 +69,6 @@ def test_a_real_file_is_read(path):
     else:
         assert run.inputs, [s.reason for s in run.skipped]
         assert not [p for _, p in run.problems if p.id == "input.unreadable"]
-    json.dumps(diagnose(run).to_json(), allow_nan=False)
+    result = diagnose(run)
+    assert result.failures == ()
+    json.dumps(result.to_json(), allow_nan=False)

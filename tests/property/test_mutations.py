@@ -67,7 +67,9 @@ def check(name, content):
     run = read_sources([Source(name, content=content)])
     for path, problem in run.problems:
         assert problem.id != "input.unreadable", (path, problem.text)
-    document = diagnose(run).to_json()
+    result = diagnose(run)
+    assert result.failures == ()
+    document = result.to_json()
     json.dumps(document, allow_nan=False)
     as_text(document)
     as_markdown(document)

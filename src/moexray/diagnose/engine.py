@@ -26,12 +26,16 @@ QUOTE_LIMIT = 2000  # characters of a quoted line that we keep
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """Findings in order, what was ruled out, and the tables to show beside them."""
+    """Findings in order, what was ruled out, and the tables to show beside them.
+
+    `failures` names rules that broke: faults of ours, told, and never in the way of the others.
+    """
 
     run: Run
     findings: tuple[Finding, ...]
     ruled_out: tuple[Finding, ...] = ()
     exhibits: Mapping[str, list[dict[str, Any]]] = field(default_factory=dict)
+    failures: tuple[str, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -55,6 +59,8 @@ class Diagnosis:
                 {"from": cause, "to": f.id, "text": ""} for f in self.findings for cause in f.implied_by
             ],
         }
+        if self.failures:
+            out["failures"] = list(self.failures)
         return {**out, **{k: v for k, v in self.exhibits.items() if v}}
 
 
@@ -70,27 +76,35 @@ def diagnose(run: Run, limits: Limits | None = None, *, secrets: bool = False) -
         The diagnosis; findings whose severity is set by `ruled_out=` rules never appear in it.
     """
     limits = limits or Limits()
+    failures: list[str] = []
     said: list[Finding] = list(problems_to_findings(run))
     for rule in RULES:
         if run.present.intersection(rule.needs):
-            said += _load(rule.function)(run, limits)
+            said += _call(failures, rule.function, run, limits)
     negative = tuple(f for f in said if f.id.startswith("not:"))
     positive = order(link(unique(f for f in said if not f.id.startswith("not:"))))
     exhibits: dict[str, list[dict[str, Any]]] = {}
     for exhibit in EXHIBITS:
         if run.present.intersection(exhibit.needs):
-            exhibits.setdefault(exhibit.name, []).extend(_load(exhibit.function)(run))
+            exhibits.setdefault(exhibit.name, []).extend(_call(failures, exhibit.function, run))
     return Diagnosis(
         run,
         tuple(_quote(f, secrets=secrets) for f in positive),
         tuple(_quote(replace(f, id=f.id.removeprefix("not:")), secrets=secrets) for f in negative),
         exhibits,
+        tuple(failures),
     )
 
 
-def _load(function: str) -> Any:
+def _call(failures: list[str], function: str, *args: Any) -> list[Any]:
+    """Calls "module:function"; what it raises is told, and the other rules go on."""
     module, _, name = function.partition(":")
-    return getattr(importlib.import_module(module), name)
+    call = getattr(importlib.import_module(module), name)
+    try:
+        return list(call(*args))
+    except Exception as why:  # noqa: BLE001  # one broken rule must not cost the other findings
+        failures.append(f"{function} failed ({type(why).__name__}: {why}); please report this")
+        return []
 
 
 def _quote(f: Finding, *, secrets: bool) -> Finding:

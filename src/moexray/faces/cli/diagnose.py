@@ -56,6 +56,8 @@ def command(
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
+    for failure in result.failures:
+        click.echo(f"warning: {failure}", err=True)
     if form == "json":
         click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     else:

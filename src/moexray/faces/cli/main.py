@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import Any
 
 import click
 
 from moexray import __version__
 
-__all__ = ["COMMANDS", "main"]
+__all__ = ["COMMANDS", "main", "run"]
 
 # name, module (its function `command` is the click command), one line of help
 COMMANDS: tuple[tuple[str, str, str], ...] = (
@@ -45,3 +47,15 @@ def main(**_: Any) -> None:
 
     Give `moexray diagnose` the logs, nvidia-smi screens, metrics, snapshots and traces you have.
     """
+
+
+def run() -> None:
+    """The program: what is left over is told without a traceback and exits 2, never 1."""
+    try:
+        main(prog_name="moexray")
+    except Exception as why:  # noqa: BLE001  # the edge; MOEXRAY_TRACEBACK=1 shows where
+        if os.environ.get("MOEXRAY_TRACEBACK"):
+            raise
+        click.echo(f"error: moexray failed ({type(why).__name__}: {why})", err=True)
+        click.echo("  try:   MOEXRAY_TRACEBACK=1 shows where; please report it with that", err=True)
+        sys.exit(2)

@@ -1,0 +1,6 @@
+"""`python -m moexray`."""
+
+from moexray.faces.cli.main import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,267 @@
+import json
+import math
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from moexray.faces.report import render
+
+SAMPLE = Path(__file__).parent.parent / "data" / "report" / "double_fault.json"
+BUDGET_BYTES = 300_000
+EVIL = "</script><!-- <img src=x onerror=alert(1)> \"' \u2028 \u2029 \x1b[31m \u202e \ud800 {{ 7 * 7 }}"
+SECTIONS = {
+    "ledger": "ledger",
+    "waits": "waits",
+    "balance": "balance",
+    "series": "series",
+    "spans": "timeline",
+    "chain": "chain",
+    "ruled_out": "ruled-out",
+}
+
+
+class Page(HTMLParser):
+    """What a browser would make of the page: tags in order, ids, links, text."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.tags, self.text, self.depth, self.charts = [], [], [], {}
+        self.feed(html)
+
+    def handle_starttag(self, tag, attrs):
+        fields = dict(attrs)
+        self.tags.append((tag, fields))
+        if tag == "div":
+            self.depth.append(fields.get("data-chart"))
+            if "data-chart" in fields:
+                self.charts[len(self.charts)] = [fields["data-chart"], False]
+        if tag == "table" and any(self.depth):
+            self.charts[len(self.charts) - 1][1] = True
+
+    def handle_endtag(self, tag):
+        if tag == "div":
+            self.depth.pop()
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+    def all(self, name):
+        return [fields[name] for _, fields in self.tags if name in fields]
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+
+@pytest.fixture
+def sample():
+    return json.loads(SAMPLE.read_text(encoding="utf-8"))
+
+
+def finding(**fields):
+    base = {"id": "mem.fragmentation", "severity": "error", "confidence": 0.95, "claim": "a claim"}
+    return base | fields
+
+
+def test_the_verdict_comes_first_in_words_and_units(sample):
+    page = Page(render(sample))
+    start = page.words[page.words.index("moexray", 40) :][:1600]
+    for part in (
+        "On rank 2 PyTorch holds 5.11 GiB in pieces",
+        "Error: a request, a rank or the server failed",
+        "Confidence 0.95: arithmetic that leaves no other reading.",
+        "value 5.11 GiB limit 3.80 GiB",
+        "What to do",
+        "PYTORCH_ALLOC_CONF=expandable_segments:True",
+        "Undo: Unset the variable and restart.",
+        "A second cause: ep.skew",
+    ):
+        assert part in page.words
+    assert start.index("What to do") < start.index("How one leads to the other")
+
+
+def test_every_link_inside_the_page_has_its_target_once(sample):
+    page = Page(render(sample))
+    ids = page.all("id")
+    assert len(ids) == len(set(ids))
+    targets = [href[1:] for href in page.all("href") if href.startswith("#")]
+    assert len(targets) > 20
+    assert set(targets) <= set(ids)
+
+
+def test_each_evidence_has_an_id_and_a_link_to_its_file(sample):
+    html = render(sample, link_base="../run 1")
+    assert 'id="f1-e1"' in html
+    assert 'href="../run%201/logs/rank2.log">logs/rank2.log:18841</a>' in html
+    assert 'href="./logs/rank2.log">logs/rank2.log:18841</a>' in render(sample)
+    assert "request_bytes=4080218931<b" in re.sub(r"\s+<", "<", html)
+
+
+@pytest.mark.parametrize(
+    "source", ["/etc/passwd", "javascript:alert(1)", "C:\\a.log", "-", "<stdin>", "https://a.b/c", "//a.b/c"]
+)
+def test_a_source_that_is_no_relative_path_is_no_link(source):
+    evidence = [{"source": source, "where": "line 3", "text": "t"}]
+    page = Page(render({"findings": [finding(evidence=evidence)]}))
+    assert [href for href in page.all("href") if not href.startswith("#")] == []
+    assert f"{source}:3" in page.words
+
+
+@pytest.mark.parametrize("key", SECTIONS)
+def test_a_missing_key_leaves_no_section_behind(sample, key):
+    assert SECTIONS[key] in Page(render(sample)).all("id")
+    del sample[key]
+    page = Page(render(sample))
+    assert SECTIONS[key] not in page.all("id")
+    assert f"#{SECTIONS[key]}" not in page.all("href")
+
+
+def test_empty_documents_say_what_is_known():
+    assert "Nothing could be read" in render({})
+    healthy = {"verdict": "none", "findings": [], "inputs": [{"path": "a.log", "reader": "log", "rows": 3}]}
+    assert "No fault found in what was read." in render(healthy)
+    unsure = finding(confidence=0.4, severity="info", settle_with=["a trace of rank 3"])
+    assert "What would settle it: a trace of rank 3" in Page(render({"findings": [unsure]})).words
+
+
+def test_every_chart_has_a_table(sample):
+    charts = list(Page(render(sample)).charts.values())
+    assert sorted({kind for kind, _ in charts}) == ["balance", "ledger", "series", "timeline", "waits"]
+    assert all(has_table for _, has_table in charts)
+
+
+def test_the_page_loads_nothing(sample):
+    html = render(sample)
+    page = Page(html)
+    assert page.all("src") == []
+    assert not any(tag in ("link", "img", "iframe", "object", "base", "form") for tag, _ in page.tags)
+    assert all(not re.match(r"(?i)[a-z]+:|//", href) for href in page.all("href"))
+    assert not re.search(r"url\(|@import", html)
+    policy = next(fields["content"] for _, fields in page.tags if "http-equiv" in fields)
+    assert policy.startswith("default-src 'none'; script-src 'sha256-")
+    assert "unsafe" not in policy
+
+
+def test_the_page_keeps_its_size_budget(sample):
+    assert len(render({}).encode()) < BUDGET_BYTES / 2
+    assert len(render(sample).encode()) < BUDGET_BYTES + len(json.dumps(sample))
+
+
+def hostile_document():
+    odd = finding(
+        id=EVIL, severity=EVIL, confidence=math.nan, claim=EVIL, value=math.inf, limit=10**400, unit=EVIL,
+        subject={"rank": EVIL, "t_from_ns": 1.76e18, "t_to_ns": math.inf, "step_from": 5},
+        evidence=[{"source": EVIL, "where": EVIL, "text": EVIL}, {"source": f"a/{EVIL}"}, "x", None],
+        implied_by=[EVIL, None], settle_with=[EVIL], remedies=[{"id": EVIL, "action": EVIL, "undo": EVIL}],
+    )  # fmt: skip
+    return {
+        "schema": EVIL, "verdict": EVIL, "findings": [odd, "x", None], "ruled_out": [odd],
+        "inputs": [{"path": EVIL, "reader": None, "rows": math.nan, "notes": [EVIL]}, 3],
+        "skipped": [{"path": EVIL, "reason": EVIL}],
+        "ledger": [{"device": math.nan, "owner": EVIL, "bytes": math.nan}, {"bytes": -5, "owner": "free"}, {}],
+        "waits": [{"rank": EVIL, "late_s": math.inf, "waited_s": -1, "source": EVIL}, {}],
+        "balance": [
+            {"source": EVIL, "unit": EVIL, "layers": [EVIL], "columns": [EVIL], "axis": EVIL,
+             "values": [[1, None, math.nan], "x", [0, 0]], "balancedness": [math.nan, 0.5]},
+            {"values": []}, {},
+        ],
+        "series": [
+            {"name": EVIL, "unit": EVIL, "x_unit": EVIL, "x": [3, 1, math.nan, 2], "y": [None, math.nan, 1, 4, 9],
+             "source": EVIL, "marks": [{"x": math.nan, "text": EVIL, "finding": EVIL}, {"x": 2, "text": EVIL}]},
+            {"name": "one", "unit": "bytes", "x_unit": "s", "x": [1.7e9], "y": [5]},
+            {"name": "gaps", "unit": "s", "x_unit": "s", "x": [0, 1], "y": [None, None]},
+            {"name": "flat", "unit": "ratio", "x_unit": "step", "x": [0, 1], "y": [0, 0]}, {},
+        ],
+        "spans": [
+            {"rank": EVIL, "lane": EVIL, "start_s": 1, "dur_s": 0, "name": EVIL, "kind": EVIL},
+            {"rank": 1, "start_s": math.nan, "dur_s": 1}, {"rank": 1, "start_s": 2e9, "dur_s": -1},
+        ],
+        "chain": [{"from": EVIL, "to": "b", "text": EVIL}, {"from": "b", "to": EVIL}, {"from": "a", "to": "a"}, {}],
+    }  # fmt: skip
+
+
+def test_hostile_and_missing_values_stay_text():
+    html = render(hostile_document())
+    html.encode("utf-8")
+    page = Page(html)
+    plain = Page(render({}))
+    assert sum(tag == "script" for tag, _ in page.tags) == sum(tag == "script" for tag, _ in plain.tags)
+    assert not any(tag == "img" for tag, _ in page.tags)
+    assert not any(name.startswith("on") for _, fields in page.tags for name in fields)
+    assert "{{ 7 * 7 }}" in page.words
+    assert not re.search("[\x00-\x08\x0b-\x1f\u2028\u2029\u202e\ud800-\udfff]", html)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.DOTALL).group(1)
+    assert not re.search("[<>&']", data)
+    assert "</script><!--" in json.loads(data)["balances"][0]["columns"][0]
+
+
+@pytest.mark.parametrize(
+    "broken", [None, 3, "x", {}, [None], [[]], [{}], [{"x": "y", "values": 3, "id": []}]]
+)
+@pytest.mark.parametrize("key", [*SECTIONS, "findings", "inputs", "skipped"])
+def test_a_value_of_the_wrong_kind_breaks_nothing(sample, key, broken):
+    assert "</html>" in render(sample | {key: broken})
+
+
+def test_long_texts_are_folded_and_the_page_says_so():
+    evidence = [{"source": "a.log", "where": "line 1", "text": "A" * 100_000}]
+    html = render({"findings": [finding(claim="B" * 2_000, evidence=evidence)]})
+    assert "99,520 more characters; the report keeps the first 20,000 of 100,000" in html
+    assert "1,520 more characters" in html
+    assert html.count("A" * 481) == 40
+
+
+def test_long_series_keep_their_extremes_and_the_page_says_so():
+    y = [0.0] * 50_000
+    y[31_234], y[31_235], y[40_000] = 9.0, -9.0, None
+    line = {"name": "n", "unit": "count", "x_unit": "step", "x": list(range(50_000)), "y": y}
+    html = render({"series": [line]})
+    drawn = data_of(html)["series"][0]
+    assert len(drawn["x"]) <= 4_000
+    points = dict(zip(drawn["x"], drawn["y"], strict=True))
+    assert (points[31_234], points[31_235], points[40_000]) == (9, -9, None)
+    assert {0, 49_999} <= set(points)
+    assert f"Thinned: {len(points):,} of 50,000 points drawn, extremes kept." in html
+
+
+def test_many_spans_keep_the_longest_and_the_page_says_so():
+    spans = [
+        {"rank": 0, "lane": "s", "start_s": i, "dur_s": i / 10, "name": "n", "kind": "comm"}
+        for i in range(6_000)
+    ]
+    html = render({"spans": spans})
+    drawn = data_of(html)["timeline"]["spans"]
+    assert len(drawn) == 5_000
+    assert min(span[2] for span in drawn) == 100
+    assert "5,000 longest of 6,000 spans" in html
+
+
+def test_clock_times_are_taken_off_long_axes():
+    line = {"name": "n", "unit": "s", "x_unit": "s", "x": [1.76e9, 1.76e9 + 60], "y": [1, 2]}
+    html = render({"series": [line], "spans": [{"rank": 0, "start_s": 4411.9, "dur_s": 0.5}]})
+    assert data_of(html)["series"][0]["x"] == [0, 60]
+    assert "Time counts from 2025-10-09 08:53:20.000 UTC." in html
+    assert "Time counts from 4,411.90 s of the source&#39;s clock." in html
+
+
+def test_chains_become_paths_and_circles_end():
+    edges = [("b", "c"), ("a", "b"), ("d", "c"), ("x", "y"), ("y", "x")]
+    html = render({"chain": [{"from": cause, "to": effect, "text": "so"} for cause, effect in edges]})
+    paths = re.findall(r'<ol class="chain">(.*?)</ol>', html, re.DOTALL)
+    assert [re.findall(r"<code>(\w)</code>", path) for path in paths] == [
+        ["a", "b", "c"], ["d", "c"], ["x", "y", "x"],
+    ]  # fmt: skip
+
+
+def test_lines_to_paste_are_found_in_prose():
+    action = "Set export NCCL_IB_HCA=mlx5_0, add --max-num-seqs=64, call gc.freeze() or `a b`; keep --enforce-eager."
+    html = render({"findings": [finding(remedies=[{"action": action}])]})
+    copied = re.findall(r'class="line"><code>(.*?)</code>', html)
+    assert copied == ["export NCCL_IB_HCA=mlx5_0", "--max-num-seqs=64", "gc.freeze()", "a b"]
+    assert "<code>--enforce-eager</code>" in html
+
+
+def data_of(html):
+    return json.loads(re.search(r'id="data">(.*?)</script>', html, re.DOTALL).group(1))

@@ -1,0 +1,115 @@
+"""The report in a real browser: Debian's chromium, headless, without a network."""
+
+import json
+import re
+import shutil
+import struct
+import subprocess
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from faces.test_report import SAMPLE, hostile_document
+from moexray.faces.numbers import human
+from moexray.faces.report import render
+
+CHROMIUM = shutil.which("chromium")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+    "--disable-background-networking", "--disable-component-update", "--virtual-time-budget=4000",
+)  # fmt: skip
+
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)"
+)
+
+
+def browse(tmp_path: Path, html: str, *flags: str) -> str:
+    page = tmp_path / "report.html"
+    page.write_text(html, encoding="utf-8")
+    command = [CHROMIUM, *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", *flags, page.as_uri()]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+def drawn(dom: str) -> list[str]:
+    assert 'data-errors="0"' in dom, re.search(r'id="errors".{0,500}', dom, re.DOTALL)
+    assert 'data-charts="drawn"' in dom
+    return re.findall(r'data-chart="(\w+)"[^>]*data-drawn="true"', dom)
+
+
+def big_document():
+    layers, experts, ranks = range(58), range(256), range(300)
+    return {
+        "findings": [],
+        "series": [{"name": "n", "unit": "s", "x_unit": "s", "x": list(range(90_000)), "y": [i % 97 for i in range(90_000)]}],
+        "spans": [{"rank": r, "lane": "s", "start_s": i, "dur_s": 0.5, "kind": "comm"} for r in ranks for i in range(20)],
+        "balance": [{"layers": list(layers), "axis": "expert", "values": [[i * j % 97 for i in experts] for j in layers]}],
+        "waits": [{"rank": rank, "late_s": rank / 100, "waited_s": 1} for rank in ranks],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("scheme", [0, 1], ids=["dark", "light"])
+def test_all_charts_are_drawn_without_an_error(tmp_path, scheme):
+    sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    dom = browse(tmp_path, render(sample), "--dump-dom", f"--blink-settings=preferredColorScheme={scheme}")
+    assert drawn(dom) == ["ledger", "timeline", "series", "series", "series", "balance", "waits"]
+    assert dom.count("<canvas") == 5
+    assert dom.count('class="copy"') == dom.count('aria-label="Copy ') > 3
+
+
+@pytest.mark.parametrize("make", [hostile_document, big_document, dict])
+def test_odd_documents_are_drawn_without_an_error(tmp_path, make):
+    document = make()
+    dom = browse(tmp_path, render(document), "--dump-dom")
+    assert bool(drawn(dom)) is bool(document)
+
+
+def test_the_policy_stops_a_script_that_is_not_ours(tmp_path):
+    html = render({}).replace("</body>", "<script>document.title = 'owned'</script></body>")
+    dom = browse(tmp_path, html, "--dump-dom")
+    assert "<title>no finding" in dom
+    assert 'data-errors="1"' in dom
+    assert "blocked by policy: script-src-elem inline" in dom
+
+
+def test_the_charts_speak_the_same_units_as_the_text(tmp_path):
+    values = [
+        (value * 10.0**power, unit)
+        for power in range(-9, 13)
+        for value in (0, 1, 1.37, 9.996, -5)
+        for unit in ("bytes", "s", "ratio", "count", "tokens")
+        if power >= {"bytes": 1, "s": -9}.get(unit, -3)  # below, exponents are written otherwise
+    ]
+    tools = resources.files("moexray.faces.report").joinpath("assets/tools.js").read_text(encoding="utf-8")
+    script = (
+        f"const all = {json.dumps(values)}; document.title = all.map((v) => Tools.human(...v)).join('|');"
+    )
+    dom = browse(
+        tmp_path, f"<meta charset=utf-8><title></title><script>{tools}{script}</script>", "--dump-dom"
+    )
+    spoken = re.search(r"<title>(.*?)</title>", dom, re.DOTALL).group(1).split("|")
+    assert spoken == [human(*value) for value in values]
+
+
+def test_verdict_and_next_step_fit_the_first_screen(tmp_path):
+    sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    probe = "document.documentElement.dataset.bottom = document.getElementById('verdict').getBoundingClientRect().bottom"
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", render(sample))
+    dom = browse(
+        tmp_path,
+        html.replace("</body>", f"<script>{probe}</script></body>"),
+        "--dump-dom",
+        "--window-size=1280,800",
+    )
+    assert float(re.search(r'data-bottom="([\d.]+)"', dom).group(1)) < 700
+
+
+def test_a_screenshot_can_be_taken(tmp_path):
+    sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    shot = tmp_path / "shot.png"
+    browse(tmp_path, render(sample), f"--screenshot={shot}", "--window-size=1280,800")
+    assert struct.unpack(">II", shot.read_bytes()[16:24]) == (1280, 800)
+    assert shot.stat().st_size > 50_000
