@@ -1,0 +1,98 @@
+// Time lines, drawn by uPlot; marks are numbered as in the list below each chart.
+"use strict";
+const Series = (() => {
+  const POWERS_OF_TWO = Array.from({ length: 60 }, (_, i) => 2 ** i);
+  const CLOCK_STEPS = [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1].flatMap((n) => [n, 2 * n, 5 * n])
+    .concat([10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400])
+    .concat(Array.from({ length: 30 }, (_, i) => 172800 * 2 ** i));
+  const HEIGHT = 190;
+
+  function draw(figure, data) {
+    const host = figure.querySelector(".plot");
+    const readout = figure.querySelector("[data-readout]");
+    host.textContent = "";
+    const plot = new uPlot(options(host.clientWidth, data, readout), [data.x, data.y], host);
+    host.onkeydown = (event) => step(event, plot, data);
+    return plot;
+  }
+
+  function options(width, data, readout) {
+    const axis = { stroke: Tools.colour("ink-2"), grid: { stroke: Tools.colour("grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
+    const line = Tools.colour("line");
+    return {
+      width,
+      height: HEIGHT,
+      legend: { show: false },
+      cursor: { drag: { x: true, y: false }, points: { size: 7 }, sync: { key: "moexray-" + data.xUnit } },
+      scales: {
+        x: { time: false },
+        y: { range: (_, low, high) => range(low, high) },
+      },
+      axes: [
+        { ...axis, size: 30, space: 105, ...(data.xUnit === "s" ? { incrs: CLOCK_STEPS } : {}), values: (_, all) => all.map((x) => (data.xUnit === "step" ? "step " + x.toLocaleString("en-US") : Tools.tick(x, data.xUnit))) },
+        { ...axis, size: 78, ...(data.unit === "bytes" ? { incrs: POWERS_OF_TWO } : {}), values: (_, all) => all.map((y) => Tools.tick(y, data.unit)) },
+      ],
+      series: [{}, { stroke: line, width: 1.5, points: { show: data.x.length < 80, size: 5 }, spanGaps: false }],
+      hooks: {
+        draw: [(plot) => marks(plot, data)],
+        setCursor: [(plot) => say(plot, data, readout)],
+      },
+    };
+  }
+
+  // From zero unless that would press the line flat; room for the numbered marks on top.
+  function range(low, high) {
+    if (low === null || high === null) return [0, 1];
+    const from = low >= 0 && low < 0.6 * high ? 0 : low - 0.15 * (high - low || Math.abs(high) || 1);
+    const top = high + 0.2 * (high - from || 1);
+    return [low >= 0 ? Math.max(from, 0) : from, top];
+  }
+
+  function say(plot, data, readout) {
+    const at = plot.cursor.idx;
+    if (at === null || at === undefined || plot.cursor.left < 0) {
+      readout.textContent = "";
+      return;
+    }
+    const x = data.xUnit === "step" ? "step " + Tools.human(data.x[at], "count") : Tools.human(data.x[at], data.xUnit);
+    readout.textContent = x + ": " + Tools.human(data.y[at], data.unit);
+  }
+
+  function marks(plot, data) {
+    const pen = plot.ctx;
+    const ratio = window.devicePixelRatio || 1;
+    const { left, top, width, height } = plot.bbox;
+    pen.save();
+    pen.font = "bold " + 11 * ratio + "px system-ui, sans-serif";
+    pen.textAlign = "center";
+    pen.textBaseline = "middle";
+    for (const [x, number] of data.marks) {
+      const at = plot.valToPos(x, "x", true);
+      if (at < left || at > left + width) continue;
+      pen.strokeStyle = pen.fillStyle = Tools.colour("mark");
+      pen.lineWidth = ratio;
+      pen.setLineDash([4 * ratio, 3 * ratio]);
+      pen.beginPath();
+      pen.moveTo(at, top);
+      pen.lineTo(at, top + height);
+      pen.stroke();
+      pen.beginPath();
+      pen.arc(at, top + 9 * ratio, 8 * ratio, 0, 2 * Math.PI);
+      pen.fill();
+      pen.fillStyle = Tools.colour("surface");
+      pen.fillText(String(number), at, top + 9 * ratio);
+    }
+    pen.restore();
+  }
+
+  function step(event, plot, data) {
+    const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!move) return;
+    event.preventDefault();
+    const now = plot.cursor.idx ?? (move > 0 ? -1 : data.x.length);
+    const next = Tools.clamp(now + move, 0, data.x.length - 1);
+    plot.setCursor({ left: plot.valToPos(data.x[next], "x"), top: data.y[next] === null ? 10 : plot.valToPos(data.y[next], "y") });
+  }
+
+  return { draw };
+})();

@@ -1,0 +1,243 @@
+"""Series, timeline and balance: thinned data for the drawing script, and a table for each."""
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+from moexray.faces.numbers import human
+from moexray.faces.report.fields import Fields, each, listed, named, number, whole
+from moexray.faces.report.safe import clean, fold, short_id
+from moexray.faces.report.tables import Table, table
+from moexray.faces.report.thin import keep_extremes, keep_longest
+
+__all__ = ["Chart", "Mark", "balances", "series", "timeline"]
+
+MAX_POINTS = 4000
+MAX_SPANS = 5000
+_TABLE_POINTS = 1000
+_TABLE_SPANS = 500
+_TABLE_CELLS = 20_000
+_KINDS = ("compute", "comm", "alloc", "host", "wait")
+_EPOCH_S = 1e8  # later than 1973 when counted from 1970; runs are shorter
+_ORIGIN_PAST_SPANS = 2  # an axis that begins later than this many of its own lengths starts at 0
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A moment marked in a series, with the anchor of the finding it belongs to, if any."""
+
+    number: int
+    at: str
+    text: str
+    href: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """One chart: its words, its table, and the JSON data its script draws from."""
+
+    title: str
+    note: str
+    table: Table
+    data: dict[str, Any]
+    marks: tuple[Mark, ...] = ()
+
+
+def series(document: Fields, anchors: dict[str, str]) -> tuple[Chart, ...]:
+    """Give a chart for each time line that has at least one point.
+
+    Args:
+        document: the diagnosis document.
+        anchors: finding id -> anchor on the page.
+    """
+    charts = (_line(fields, anchors) for fields in each(document, "series"))
+    return tuple(chart for chart in charts if chart is not None)
+
+
+def _line(fields: Fields, anchors: dict[str, str]) -> Chart | None:
+    raw_x, raw_y = listed(fields, "x"), listed(fields, "y")
+    pairs = [(number(x), number(y)) for x, y in zip(raw_x, raw_y, strict=False)]
+    points = sorted(((x, y) for x, y in pairs if x is not None), key=lambda point: point[0])
+    if not points:
+        return None
+    notes = [_from(fields)]
+    lost = max(len(raw_x), len(raw_y)) - len(points)
+    if lost:
+        notes.append(f"left out, without a usable position: {lost:,} points")
+    unit, x_unit = named(fields, "unit", "count"), named(fields, "x_unit", "s")
+    origin = 0.0 if x_unit == "step" else _origin(points[0][0], points[-1][0])
+    if origin:
+        notes.append(f"time counts from {_clock(origin)}")
+    kept = keep_extremes([y for _, y in points], MAX_POINTS)
+    if len(kept) < len(points):
+        notes.append(f"thinned: {len(kept):,} of {len(points):,} points drawn, extremes kept")
+    drawn = [(points[index][0] - origin, points[index][1]) for index in kept]
+    marks = _marks(fields, anchors, origin, x_unit)
+    data = {
+        "unit": unit,
+        "xUnit": x_unit,
+        "x": [x for x, _ in drawn],
+        "y": [y for _, y in drawn],
+        "marks": [[x, mark.number] for x, mark in marks if x is not None],
+    }
+    title = str(fold(fields.get("name") or "(unnamed series)", at=120))
+    rows = _line_rows(drawn, unit, x_unit)
+    return Chart(title, _join(notes), rows, data, tuple(mark for _, mark in marks))
+
+
+def _line_rows(drawn: list[tuple[float, float | None]], unit: str, x_unit: str) -> Table:
+    kept = keep_extremes([y for _, y in drawn], _TABLE_POINTS)
+    rows = [(_position(drawn[index][0], x_unit), human(drawn[index][1], unit)) for index in kept]
+    caption = f"{len(rows):,} points"
+    if len(rows) < len(drawn):
+        caption = f"{len(rows):,} of {len(drawn):,} drawn points"
+    head = ("Step" if x_unit == "step" else "Time", "Value")
+    return table(caption, head, rows, numeric=(0, 1))
+
+
+def _marks(
+    fields: Fields, anchors: dict[str, str], origin: float, x_unit: str
+) -> list[tuple[float | None, Mark]]:
+    out: list[tuple[float | None, Mark]] = []
+    for index, fields_of_mark in enumerate(each(fields, "marks")[:99], start=1):
+        x = number(fields_of_mark.get("x"))
+        x = None if x is None else x - origin
+        anchor = anchors.get(short_id(fields_of_mark.get("finding")))
+        at = "position unknown" if x is None else _position(x, x_unit)
+        text = str(fold(fields_of_mark.get("text"), at=300))
+        out.append((x, Mark(index, at, text, f"#{anchor}" if anchor else None)))
+    return out
+
+
+def timeline(document: Fields) -> Chart | None:
+    """Give the timeline of all ranks; None without a usable span."""
+    spans = []
+    for fields in each(document, "spans"):
+        start, length = number(fields.get("start_s")), number(fields.get("dur_s"))
+        if start is not None and length is not None:
+            spans.append((max(length, 0), start, fields))
+    if not spans:
+        return None
+    lost = len(listed(document, "spans")) - len(spans)
+    notes = [f"left out, without start or duration: {lost:,} spans"] if lost else []
+    kept = keep_longest([length for length, _, _ in spans], MAX_SPANS)
+    if len(kept) < len(spans):
+        notes.append(f"thinned: the {len(kept):,} longest of {len(spans):,} spans drawn")
+    drawn = [spans[index] for index in kept]
+    edges = (min(start for _, start, _ in drawn), max(start + length for length, start, _ in drawn))
+    origin = _origin(*edges)
+    if origin:
+        notes.append(f"time counts from {_clock(origin)}")
+    lanes = sorted({_lane(fields) for _, _, fields in drawn}, key=lambda lane: lane[:2])
+    rows_of = {lane: index for index, lane in enumerate(lanes)}
+    data = {
+        "lanes": [lane[2] for lane in lanes],
+        "kinds": list(_KINDS),
+        "spans": [
+            [rows_of[_lane(fields)], start - origin, length, _kind(fields), _name(fields)]
+            for length, start, fields in drawn
+        ],
+    }
+    return Chart("Timeline", _join(notes), _span_table(drawn, origin), data)
+
+
+def _span_table(drawn: list[tuple[float, float, Fields]], origin: float) -> Table:
+    longest = keep_longest([length for length, _, _ in drawn], _TABLE_SPANS)
+    rows = [
+        (
+            _lane(fields)[2],
+            _name(fields),
+            _KINDS[_kind(fields)],
+            human(start - origin, "s"),
+            human(length, "s"),
+        )
+        for length, start, fields in (drawn[index] for index in longest)
+    ]
+    caption = f"{len(rows):,} spans"
+    if len(rows) < len(drawn):
+        caption = f"The {len(rows):,} longest of {len(drawn):,} drawn spans"
+    return table(caption, ("Lane", "Name", "Kind", "Start", "Duration"), rows, numeric=(3, 4))
+
+
+def _lane(fields: Fields) -> tuple[float, str, str]:
+    rank, lane = whole(fields.get("rank")), str(fold(fields.get("lane"), at=40))
+    label = " · ".join(part for part in ("" if rank is None else f"rank {rank}", lane) if part)
+    return (float("inf") if rank is None else rank, lane, label or "no rank")
+
+
+def _kind(fields: Fields) -> int:
+    kind = named(fields, "kind")
+    return _KINDS.index(kind) if kind in _KINDS else _KINDS.index("host")
+
+
+def _name(fields: Fields) -> str:
+    return str(fold(fields.get("name") or "(unnamed)", at=120))
+
+
+def balances(document: Fields) -> tuple[Chart, ...]:
+    """Give a heat map for each balance matrix that has at least one cell."""
+    charts = (_heat_map(fields) for fields in each(document, "balance"))
+    return tuple(chart for chart in charts if chart is not None)
+
+
+def _heat_map(fields: Fields) -> Chart | None:
+    lines = [line if isinstance(line, (list, tuple)) else () for line in listed(fields, "values")]
+    width = max((len(line) for line in lines), default=0)
+    if not width:
+        return None
+    cells = [[number(cell) for cell in line] + [None] * (width - len(line)) for line in lines]
+    axis = "expert" if fields.get("axis") == "expert" else "rank"
+    columns = [str(fold(name, at=40)) for name in listed(fields, "columns")][:width]
+    columns += [str(index) for index in range(len(columns), width)]
+    layers = [clean(name) for name in listed(fields, "layers")][: len(lines)]
+    layers += [str(index) for index in range(len(layers), len(lines))]
+    scores = [number(score) for score in listed(fields, "balancedness")][: len(lines)]
+    scores += [None] * (len(lines) - len(scores))
+    unit = named(fields, "unit", "tokens")
+    data = {
+        "axis": axis, "columns": columns, "layers": layers, "values": cells, "scores": scores,
+        "unit": unit,
+    }  # fmt: skip
+    rows = [
+        (layer, human(score, "ratio"), *(human(cell, "count") for cell in line))
+        for layer, score, line in zip(layers, scores, cells, strict=True)
+    ]
+    limit = max(1, _TABLE_CELLS // width)
+    cells_table = table(
+        f"{unit} per layer and {axis}",
+        ("Layer", "Balancedness", *(f"{axis} {name}" for name in columns)),
+        rows, numeric=range(width + 2), limit=limit,
+    )  # fmt: skip
+    title = f"{unit} per layer and {axis}"
+    return Chart(title, _join([_from(fields)]), cells_table, data)
+
+
+def _position(x: float, x_unit: str) -> str:
+    return f"step {human(x, 'count')}" if x_unit == "step" else human(x, x_unit)
+
+
+def _origin(first: float, last: float) -> float:
+    """Give what to take off a time axis so that its numbers stay short; 0 for nothing."""
+    return first if first > _ORIGIN_PAST_SPANS * (last - first) else 0.0
+
+
+def _clock(seconds: float) -> str:
+    """Give a time in s as a UTC clock time when it counts from 1970, else in plain seconds."""
+    if seconds > _EPOCH_S:
+        try:
+            moment = datetime.fromtimestamp(seconds, tz=UTC)
+        except (OverflowError, OSError, ValueError):
+            return f"{human(seconds, 'count')} s"
+        return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    return f"{human(seconds, 'count')} s of the source's clock"
+
+
+def _from(fields: Fields) -> str:
+    source = named(fields, "source")
+    return f"from {source}" if source else ""
+
+
+def _join(notes: list[str]) -> str:
+    """Join notes into one sentence that begins with a capital letter."""
+    text = "; ".join(str(fold(note, at=300)) for note in notes if note)
+    return f"{text[0].upper()}{text[1:]}." if text else ""
