@@ -44,6 +44,7 @@ class Reader:
 
 READERS: tuple[Reader, ...] = (
     Reader("pickle", pickle_file.sniff, pickle_file.read, (".pickle", ".pkl", ".p")),
+    Reader("json", text.sniff_json_log, text.read, (".json", ".jsonl", ".ndjson")),
     Reader("json", json_file.sniff, json_file.read, (".json", ".jsonl", ".ndjson")),
     Reader("csv", csv_file.sniff, csv_file.read, (".csv", ".tsv")),
     Reader("text", text.sniff, text.read, (".log", ".txt", ".md", ".out", ".err")),

@@ -12,7 +12,14 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Reading
 
-__all__ = ["LINE_PARSERS", "Line", "LineParser", "clean_lines"]
+__all__ = ["LINE_PARSERS", "WORDS", "Line", "LineParser", "clean_lines"]
+
+# Kept of every large log, whatever the parsers declare.
+COMMON_WORDS = (
+    "out of memory", "outofmemory", "oom", "allocation failed", "error", "fatal", "killed process",
+    "watchdog", "timed out", "timeout", "worknccl", "nccl warn", "nccl version", "init complete",
+    "xid", "startup complete", "ready to roll", "in world size", "memory", "backend",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,10 +29,15 @@ class LineParser:
     Args:
         name: For docs and notes.
         parse: Takes all cleaned lines of the file in order; adds rows to the Reading.
+        words: Lower-case literals, one of which each line that it uses holds; of a log of many
+            megabytes, lines without any parser's word are not kept. COMMON_WORDS count for all.
     """
 
     name: str
     parse: Callable[[Sequence[Line], Reading], None]
+    words: tuple[str, ...] = ()
 
 
 LINE_PARSERS: tuple[LineParser, ...] = ()
+
+WORDS: tuple[str, ...] = tuple(dict.fromkeys((*COMMON_WORDS, *(w for p in LINE_PARSERS for w in p.words))))

@@ -1,0 +1,165 @@
+"""What containers and system loggers put around a line: Docker, Kubernetes, journald, syslog, JSON.
+
+Each wrapper names the text inside, its time and whether the line goes on in the next record.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from moexray.readers.lines.stamp import CLOCK, ISO, MONTHS, epoch, iso_seconds
+
+__all__ = ["MESSAGE_KEYS", "Wrapped", "is_json_log", "message_of", "unwrap"]
+
+MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "event", "textPayload", "line", "body")
+TIME_KEYS = ("time", "timestamp", "ts", "@timestamp", "asctime", "t", "date", "created")
+LEVEL_KEYS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY")
+# What stands beside the message in a record of a log, as opposed to an API message or a chat.
+COMPANIONS = frozenset(
+    (*TIME_KEYS, *LEVEL_KEYS, "stream", "logger", "name", "kubernetes", "container_name", "_PID",
+     "__REALTIME_TIMESTAMP", "SYSLOG_IDENTIFIER", "host", "hostname", "pid", "service", "rank", "worker")
+)
+
+CRI = re.compile(ISO + r" (stdout|stderr) ([FP]) ?(.*)", re.DOTALL)
+ISO_THEN = re.compile(ISO + r"\s+(?=\S)")
+SYSLOG = re.compile(
+    r"(?:<\d{1,3}>)?([A-Z][a-z]{2}) +(\d{1,2}) " + CLOCK + r" (\S+) ([\w./@:-]+?)(\[\d+\])?: ?"
+)
+JOURNAL_ISO = re.compile(ISO + r" (?=\S+ [\w./@-]+\[\d+\]: )\S+ ([\w./@-]+)\[\d+\]: ?")
+RFC5424 = re.compile(r"<\d{1,3}>1 " + ISO + r" \S+ (\S+) \S+ \S+ (?:-|\[.*?\]) ?")
+COMPOSE = re.compile(r"[\w./-]{1,60}[-_]\d+ +\| (?=\S)")
+KUBECTL = re.compile(r"\[(?:pod|deployment|job)/[\w./-]+\] ")
+
+
+@dataclass(frozen=True, slots=True)
+class Wrapped:
+    """A line taken out of its container.
+
+    Args:
+        text: What the program wrote.
+        t_s: The container's time, if it gave one.
+        dated: The time has a year, so it is better than a stamp inside without one.
+        partial: The line goes on in the next record of the same stream.
+        level: The level that the record names.
+        rank: The rank that the record names.
+        known: A container or logger wrote it.
+    """
+
+    text: str
+    t_s: float | None = None
+    dated: bool = False
+    partial: bool = False
+    level: str | None = None
+    rank: int | None = None
+    known: bool = True
+
+
+def unwrap(text: str, year: int) -> Wrapped | None:
+    """Takes off one wrapper, or returns None if there is none."""
+    first = text[:1]
+    if first == "{":
+        return _json(text)
+    if first.isdigit():
+        return _dated(text)
+    if first.isupper() or first == "<":
+        return _syslog(text, year)
+    if first == "[" and (m := KUBECTL.match(text)):
+        return Wrapped(text[m.end() :])
+    if first.isalpha() and (m := COMPOSE.match(text)):
+        return Wrapped(text[m.end() :])
+    return None
+
+
+def message_of(record: dict[str, Any]) -> str | None:
+    """The text of a record of a JSON log, or None if it is no such record."""
+    for key in MESSAGE_KEYS:
+        value = record.get(key)
+        if isinstance(value, str) and (key == "log" or COMPANIONS.intersection(record) or len(record) == 1):
+            return value
+    return None
+
+
+def is_json_log(head: bytes) -> bool:
+    """Whether the first lines are JSON objects that carry log lines (not traces, not counts)."""
+    found = 0
+    lines = head.lstrip(b"\xef\xbb\xbf").split(b"\n")
+    whole = lines[:-1] if len(lines) > 1 else lines
+    for line in [x.strip() for x in whole[:8] if x.strip()]:
+        if not (line.startswith(b"{") and line.endswith(b"}")) or len(line) > 1 << 20:
+            return False
+        try:
+            record = json.loads(line.decode("utf-8", "replace"))
+        except (ValueError, RecursionError):
+            continue
+        if message_of(record) is None:
+            return False
+        found += 1
+    return found > 0
+
+
+def _json(text: str) -> Wrapped | None:
+    if not text.rstrip().endswith("}"):
+        return None
+    try:
+        record = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    message = message_of(record) if isinstance(record, dict) else None
+    if message is None:
+        return None
+    t_s = next((t for t in (_time(record.get(k)) for k in TIME_KEYS) if t is not None), None)
+    if t_s is None and str(record.get("__REALTIME_TIMESTAMP", "")).isdigit():
+        t_s = int(record["__REALTIME_TIMESTAMP"]) / 1e6
+    level = next((str(record[k]).lower() for k in LEVEL_KEYS if isinstance(record.get(k), str)), None)
+    rank = record.get("rank")
+    return Wrapped(
+        message.removesuffix("\n"),
+        t_s,
+        dated=t_s is not None,
+        partial="stream" in record and "log" in record and not message.endswith("\n"),
+        level=level,
+        rank=rank if isinstance(rank, int) and not isinstance(rank, bool) and rank >= 0 else None,
+    )
+
+
+def _time(value: object) -> float | None:
+    """Epoch seconds of a time field: ISO text, or a number in s, ms, us or ns by its size."""
+    if isinstance(value, str):
+        if (t_s := iso_seconds(value)) is not None:
+            return t_s
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e20:
+        return None
+    for limit, scale in ((1e11, 1.0), (1e14, 1e3), (1e17, 1e6)):
+        if value < limit:
+            return value / scale
+    return value / 1e9
+
+
+def _dated(text: str) -> Wrapped | None:
+    m = CRI.match(text)
+    if m:
+        g = m.groups()
+        return Wrapped(g[10], iso_seconds(text), dated=True, partial=g[9] == "P")
+    if m := JOURNAL_ISO.match(text):
+        return Wrapped(text[m.end() :], iso_seconds(text), dated=True)
+    m = ISO_THEN.match(text)
+    if m and m[8]:  # kubectl --timestamps, CI services: a zone, then the program's own line
+        return Wrapped(text[m.end() :], iso_seconds(text), dated=True)
+    return None
+
+
+def _syslog(text: str, year: int) -> Wrapped | None:
+    if m := RFC5424.match(text):
+        return Wrapped(text[m.end() :], iso_seconds(text[text.index(" ") + 1 :]), dated=True)
+    m = SYSLOG.match(text)
+    if not m or m[1].lower() not in MONTHS:
+        return None
+    t_s = epoch((year, MONTHS.index(m[1].lower()) + 1, int(m[2])), m.groups()[2:6])
+    return Wrapped(text[m.end() :], t_s)
