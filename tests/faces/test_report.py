@@ -82,6 +82,11 @@ def test_the_verdict_comes_first_in_words_and_units(sample):
     assert start.index("What to do") < start.index("How one leads to the other")
 
 
+def test_a_statement_about_a_file_has_severity_words_of_its_own():
+    refused = finding(id="input.unreadable")
+    assert "Error: a file was refused." in Page(render({"findings": [refused]})).words
+
+
 def test_every_link_inside_the_page_has_its_target_once(sample):
     page = Page(render(sample))
     ids = page.all("id")

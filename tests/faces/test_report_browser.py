@@ -94,16 +94,42 @@ def test_the_charts_speak_the_same_units_as_the_text(tmp_path):
     assert spoken == [human(*value) for value in values]
 
 
+def without_policy(html: str, script: str) -> str:
+    """The page with a script of the test's own at its end."""
+    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", html)
+    return html.replace("</body>", f"<script>{script}</script></body>")
+
+
+KEYS = """
+  const press = (target, ...keys) => keys.forEach((key) =>
+    target.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true, cancelable: true })));
+  const at = (name) => document.querySelector(`[data-chart=${name}]`);
+  press(at("timeline").querySelector("canvas"), "+", "ArrowRight", "-", "0", "ArrowLeft");
+  press(at("balance").querySelector("canvas"), ...Array(18).fill("ArrowDown"), "ArrowRight", "ArrowRight");
+  press(at("series").querySelector(".plot"), "ArrowRight", "ArrowRight", "ArrowRight");
+  location.hash = "#f3-e1";
+  setTimeout(() => { document.title = [
+    at("balance").querySelector("[data-readout]").textContent,
+    at("series").querySelector("[data-readout]").textContent,
+    document.getElementById("f3").open].join(" | "); }, 500);
+"""
+
+
+def test_keys_read_the_charts_and_links_open_what_is_folded(tmp_path):
+    sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    dom = browse(tmp_path, without_policy(render(sample), KEYS), "--dump-dom")
+    drawn(dom)
+    balance, series, opened = re.search(r"<title>(.*?)</title>", dom, re.DOTALL).group(1).split(" | ")
+    assert balance == "layer 17, rank 2: 271,544 tokens, 2.31 of the layer's mean, balancedness 0.43"
+    assert series.startswith("step 2: 1")
+    assert series.endswith(" ms")
+    assert opened == "true"
+
+
 def test_verdict_and_next_step_fit_the_first_screen(tmp_path):
     sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
     probe = "document.documentElement.dataset.bottom = document.getElementById('verdict').getBoundingClientRect().bottom"
-    html = re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", render(sample))
-    dom = browse(
-        tmp_path,
-        html.replace("</body>", f"<script>{probe}</script></body>"),
-        "--dump-dom",
-        "--window-size=1280,800",
-    )
+    dom = browse(tmp_path, without_policy(render(sample), probe), "--dump-dom", "--window-size=1280,800")
     assert float(re.search(r'data-bottom="([\d.]+)"', dom).group(1)) < 700
 
 

@@ -15,6 +15,13 @@ _SEVERITIES = {
     "warn": "Warning: it costs latency, memory or trust in a number; the service runs",
     "info": "Info: true and useful, nothing is broken",
 }
+# The same of statements about a file, families "input" and "snapshot".
+_FILE_SEVERITIES = {
+    "error": "Error: a file was refused",
+    "warn": "Warning: rows were lost or are ambiguous, so what follows from them is weaker",
+    "info": "Info: read in full, nothing was lost",
+}
+_FILE_FAMILIES = ("input", "snapshot")
 # Bands of confidence as documented for the verdicts.
 _CONFIDENCES = (
     (0.9, "arithmetic that leaves no other reading"),
@@ -134,7 +141,7 @@ def _finding(fields: Fields, anchor: str, base: str) -> Finding:
         anchor=anchor,
         id=short_id(fields.get("id") or "(no id)"),
         severity=severity if severity in _SEVERITIES else "info",
-        severity_words=_SEVERITIES.get(severity, f"Severity unknown: {fold(severity, at=40)}"),
+        severity_words=_severity_words(severity, named(fields, "id")),
         confidence="unknown" if confidence is None else human(confidence, "ratio"),
         confidence_words=confidence_words(confidence),
         cannot_tell=confidence is not None and confidence < _CANNOT_TELL_BELOW,
@@ -151,6 +158,12 @@ def _finding(fields: Fields, anchor: str, base: str) -> Finding:
         remedies=tuple(_remedy(item) for item in each(fields, "remedies")),
         settle_with=tuple(str(fold(item)) for item in listed(fields, "settle_with") if item),
     )
+
+
+def _severity_words(severity: str, rule: str) -> str:
+    about_file = rule.split(".", maxsplit=1)[0] in _FILE_FAMILIES
+    words = _FILE_SEVERITIES if about_file else _SEVERITIES
+    return words.get(severity, f"Severity unknown: {fold(severity, at=40)}")
 
 
 def _evidence(fields: Fields, anchor: str, base: str) -> Evidence:
