@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -50,7 +51,8 @@ def command(
         if report:
             from moexray.faces.report import render
 
-            report.write_text(render(document), encoding="utf-8")
+            page = render(document, link_base=_link_base(paths, report))
+            report.write_text(page, encoding="utf-8")
     except MoexrayError as why:
         click.echo(f"error: {why}", err=True)
         sys.exit(2)
@@ -63,6 +65,15 @@ def command(
     else:
         click.echo(as_text(document) if form == "text" else as_markdown(document))
     sys.exit(_exit_code(result, fail_on))
+
+
+def _link_base(paths: tuple[str, ...], report: Path) -> str:
+    """Where the files named in the evidence start from, as seen from the report."""
+    folder = Path(paths[0]) if len(paths) == 1 and Path(paths[0]).is_dir() else Path()
+    try:
+        return os.path.relpath(folder.resolve(), report.resolve().parent)
+    except ValueError:  # another drive
+        return ""
 
 
 def _exit_code(result: Diagnosis, fail_on: str) -> int:
