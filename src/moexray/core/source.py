@@ -81,6 +81,20 @@ class Source:
         return 0 if self.file is None else self.file.stat().st_size
 
     @property
+    def size_hint(self) -> int:
+        """Bytes after decompression as the file itself tells them; at least the bytes on disk."""
+        disk = self.disk_bytes
+        if self.compression != "gzip":
+            return disk
+        if self._content is not None:
+            tail = self._content[-4:]
+        else:
+            with self.file.open("rb") if self.file else io.BytesIO() as handle:
+                handle.seek(max(0, disk - 4))
+                tail = handle.read(4)
+        return max(disk, int.from_bytes(tail, "little"))
+
+    @property
     def head(self) -> bytes:
         """The first 64 KiB after decompression; b"" for an empty file."""
         if self._head is None:

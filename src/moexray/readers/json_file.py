@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import ReadError
 from moexray.core.source import decode
-from moexray.readers import text
+from moexray.readers import kineto, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,9 @@ __all__ = ["SHAPES", "read", "sniff"]
 
 # Each takes (document, source, out) and returns whether the document was its own. JSON lines
 # arrive as a list of objects. First yes wins.
-SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = ()
+SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
+    kineto.from_document,
+)
 
 
 # A line of numbers in brackets; "[0] text" and "[1,0]<stdout>" open log lines, not arrays.
@@ -51,6 +53,8 @@ def read(source: Source, out: Reading) -> None:
     """
     from moexray.readers.tolerant_json import load
 
+    if kineto.looks_like_trace(source.head) and kineto.read(source, out):
+        return
     document = load(source, out)
     for shape in SHAPES:
         if shape(document, source, out):

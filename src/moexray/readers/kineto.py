@@ -1,0 +1,237 @@
+"""Kineto and other Chrome traces -> the tables trace, trace_comm, trace_memory.
+
+Sound traces are decoded typed, in chunks of whole events; a damaged chunk goes through the
+tolerant parser. Times are microseconds, newer files count from baseTimeNanoseconds.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.errors import ReadError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from moexray.core.run import Reading
+    from moexray.core.source import Source
+    from moexray.readers.kineto_columns import Columns
+    from moexray.readers.kineto_events import Document
+
+__all__ = ["from_document", "looks_like_trace", "read"]
+
+HUGE_BYTES = 500 << 20  # above this, raw, Chrome's and Perfetto's viewers give up; read as a stream
+STREAM_BYTES = 256 << 20  # above this the content is not held in memory at once
+PIECE = 8 << 20
+SIGNS = (b'"traceEvents"', b'"deviceProperties"')
+ARRAY = re.compile(rb'\s*\[\s*\{[^{}]{0,2000}?"ph"\s*:\s*"[A-Za-z]"')
+RANK_IN_NAME = (
+    re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_ .]?([0-9]{1,5})(?![0-9])", re.IGNORECASE),
+    re.compile(r"(?:^|[^a-z])worker[-_ ]?([0-9]{1,5})_step", re.IGNORECASE),
+    re.compile(r"[-_]TP[-_]?([0-9]{1,4})(?![0-9])(?!.*[-_]DP)"),
+)
+
+
+def looks_like_trace(head: bytes) -> bool:
+    """A head with the keys of a trace, or an array of events."""
+    return any(sign in head for sign in SIGNS) or ARRAY.match(head) is not None
+
+
+def read(source: Source, out: Reading) -> bool:
+    """Reads a trace as a stream of chunks.
+
+    Returns:
+        Whether it was a trace; nothing is added if not.
+    """
+    from moexray.readers.kineto_columns import Columns
+    from moexray.readers.kineto_events import split
+
+    raw = source.size_hint
+    columns = Columns(huge=raw > HUGE_BYTES)
+    reader = _Reader(columns)
+    size = 0
+
+    def pieces() -> Iterator[bytes]:
+        nonlocal size
+        for piece in _pieces(source, raw):
+            size += len(piece)
+            yield piece
+
+    for part in split(pieces()):
+        reader.take(part.kind, part.data)
+    if not reader.is_trace:
+        return False
+    reader.finish(source, out, size)
+    return True
+
+
+def _pieces(source: Source, raw: int) -> Iterator[bytes]:
+    if raw > STREAM_BYTES:
+        yield from source.chunks()
+        return
+    data = source.data()
+    for i in range(0, len(data), PIECE):
+        yield data[i : i + PIECE]
+
+
+def from_document(document: Any, source: Source, out: Reading) -> bool:
+    """A shape: a parsed trace, or events as JSON lines (damage was told by the parser already)."""
+    from moexray.readers.kineto_columns import Columns
+    from moexray.readers.kineto_events import Document, convert
+
+    if isinstance(document, dict) and isinstance(document.get("traceEvents"), list):
+        records, head = document["traceEvents"], {k: v for k, v in document.items() if k != "traceEvents"}
+    elif isinstance(document, list) and document and _is_event(document[0]):
+        records, head = document, {}
+    else:
+        return False
+    import msgspec
+
+    reader = _Reader(Columns())
+    events, _ = convert(records)
+    reader.note_head(msgspec.convert(head, Document))
+    reader.columns.add(events)
+    reader.finish(source, out, 0)
+    return True
+
+
+def _is_event(value: Any) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("ph"), str) and "ts" in value
+
+
+class _Reader:
+    """Takes the parts of one trace in order."""
+
+    def __init__(self, columns: Columns) -> None:
+        from moexray.readers.json_mend import Repairs
+
+        self.columns = columns
+        self.repairs = Repairs()
+        self.facts: dict[str, Any] = {}
+        self.array = self.is_trace = False
+        self.encoding = "utf-8"
+
+    def take(self, kind: str, data: bytes) -> None:
+        """Takes the head, a chunk of events, or the last chunk with the tail."""
+        if kind == "head":
+            self._head(data)
+        elif kind == "events":
+            self._events(data)
+        else:
+            self._last(data)
+
+    def note_head(self, document: Document | None) -> None:
+        """Keeps the facts of the top level."""
+        if document is None:
+            return
+        for key in ("distributedInfo", "deviceProperties", "baseTimeNanoseconds", "traceName",
+                    "with_stack", "profile_memory"):
+            value = getattr(document, key)
+            if value is not None:
+                self.facts[key] = value
+
+    def _head(self, data: bytes) -> None:
+        from moexray.readers.kineto_events import decode_document
+
+        if data == b"[":
+            self.array = True
+            return
+        document = decode_document(data.removeprefix(b"\xef\xbb\xbf") + b"]}")
+        if document is None:
+            document = self._mended(data + b"]}", list_expected=False)
+        self.note_head(document)
+
+    def _events(self, data: bytes) -> None:
+        from moexray.readers.kineto_events import convert, decode_events
+
+        events = decode_events(data)
+        if events is None:
+            records = self._parse(b"[" + data + b"]")
+            events, odd = convert(records if isinstance(records, list) else [])
+            self.repairs.dropped += odd
+        self.is_trace = True
+        self.columns.add(events)
+
+    def _last(self, data: bytes) -> None:
+        from moexray.readers.kineto_events import decode_document
+
+        opening = b"[" if self.array else b'{"traceEvents":['
+        document = decode_document(opening + data)
+        if document is None:
+            document = self._mended(opening + data, list_expected=True)
+        if document is None:
+            return
+        events = document.traceEvents
+        self.is_trace = self.is_trace or not self.array or any(e.ph and e.ts is not None for e in events)
+        self.note_head(document)
+        self.columns.add(events)
+
+    def _mended(self, data: bytes, *, list_expected: bool) -> Document | None:
+        """The document of damaged bytes; the damage is counted."""
+        import msgspec
+
+        from moexray.readers.kineto_events import Document, convert
+
+        parsed = self._parse(data)
+        if isinstance(parsed, list) and not self.array:
+            documents = [d for d in parsed if isinstance(d, dict)]  # several documents in one file
+            events = [e for d in documents for e in d.get("traceEvents", [])]
+            parsed = {**documents[0], "traceEvents": events} if documents else None
+        if isinstance(parsed, list):
+            parsed = {"traceEvents": parsed}
+        if not isinstance(parsed, dict):
+            return None
+        records = parsed.pop("traceEvents", [])
+        events, odd = convert(records if isinstance(records, list) else [])
+        document = msgspec.convert(parsed, Document)
+        if list_expected:
+            self.repairs.dropped += odd
+            document.traceEvents = events
+        return document
+
+    def _parse(self, data: bytes) -> Any:
+        from moexray.readers.tolerant_json import parse, to_text
+
+        text, repairs, self.encoding = to_text(data)
+        value, more = parse(text)
+        repairs.add(more)
+        offset = self.columns.events
+        repairs.named = [_shifted(n, offset) for n in repairs.named]
+        self.repairs.add(repairs)
+        return value
+
+    def finish(self, source: Source, out: Reading, size: int) -> None:
+        """Writes the tables and names what was wrong."""
+        from moexray.readers.kineto_finish import fill, input_problems
+        from moexray.readers.tolerant_json import report
+
+        columns = self.columns
+        columns.finish()
+        if not columns.events:
+            raise ReadError("a trace without any event", where=source.path, hint="check the recording")
+        out.reader = "kineto"
+        self.repairs.records = columns.events
+        report(self.repairs, out, end_mark_optional=self.array)
+        rank = _rank(self.facts, source)
+        dropped = fill(columns, self.facts, rank, source, out)
+        input_problems(columns, dropped, out, array=self.array, size=size, huge_bytes=HUGE_BYTES)
+
+
+def _shifted(name: str, offset: int) -> str:
+    """"record 3 (x)" of a chunk -> "event 1003 (x)" of the file."""
+    match = re.match(r"record ([0-9]+)(.*)", name, re.DOTALL)
+    return f"event {int(match.group(1)) + offset}{match.group(2)}" if match else name
+
+
+def _rank(facts: dict[str, Any], source: Source) -> int | None:
+    """Rank from the content first, then from the name of the file, then the trace's own name."""
+    info = facts.get("distributedInfo")
+    if isinstance(info, dict) and isinstance(info.get("rank"), int):
+        return int(info["rank"])
+    for text in (source.name, str(facts.get("traceName", "")).rsplit("/", 1)[-1]):
+        for pattern in RANK_IN_NAME:
+            if match := pattern.search(text):
+                return int(match.group(1))
+    return None
+
