@@ -1,22 +1,46 @@
-"""Tables in text: CSV of any dialect, parsed once into a Grid, then offered to the shapes."""
+"""Tables in text: CSV of any dialect, parsed once into Grids, then offered to the shapes.
+
+Read: comma, semicolon, tab or pipe; decimal commas; quotes; byte order marks; lines before the
+header, comments, repeated headers, blank lines; tables without a header; several tables in one file
+(each with its own header, as some benchmarks write them). What is no table of a known shape is read
+as text after all.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
-from dataclasses import dataclass
+import itertools
+import re
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ReadError
 from moexray.core.source import decode
+from moexray.readers import text as text_reader
+from moexray.readers.cells import is_number, is_placeholder, quantity
+from moexray.readers.shapes import routing_csv
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
-__all__ = ["SHAPES", "Grid", "read", "sniff"]
+__all__ = ["SHAPES", "Grid", "parse", "read", "sniff"]
+
+SEPARATORS = (",", ";", "\t", "|")
+MAX_CELLS = 4_000_000  # about 300 MB of cells; what lies behind is left out, with a note
+MAX_NAME = 160  # characters of a column name; a longer one is prose
+MAX_NAME_WORDS = 8
+SHOWN = 5  # ragged rows named one by one
+TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d{1,2}:\d\d:\d\d|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
+DEVICE = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}|/[\w.-]+/")
+COMMA = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3})+|\d+),\d+(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%]\S*)?")
+GROUPS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+")
+RULER = re.compile(r"[\s|:+=-]+")
+RULERS = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?")  # below a Markdown header
+PROSE = re.compile(r": |=|[({\[]$|^[\[({]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,54 +48,282 @@ class Grid:
     """A parsed table.
 
     Args:
-        header: Column names as written, stripped.
-        rows: Cells as text, stripped; ragged rows keep their length.
+        header: Column names as written, stripped; empty if the table has none.
+        rows: Cells as text, stripped, decimal commas made points; ragged rows keep their length.
         numbers: Line number of each row in the file, from 1.
-        comments: Lines before or among the rows that start with "#".
+        comments: Lines that are no rows: before the table, or starting with "#" or "==".
+        separator: "," ";" tab or "|".
+        decimal: What the file has as decimal sign.
+        cut: Line of a last row that ends too early in a file without final line feed; dropped.
+        ragged: Lines whose rows are longer or shorter than most.
     """
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     numbers: tuple[int, ...]
     comments: tuple[str, ...] = ()
+    separator: str = ","
+    decimal: str = "."
+    cut: int | None = None
+    ragged: tuple[int, ...] = ()
+
+    @property
+    def width(self) -> int:
+        """Number of columns: of the header, else of the first row."""
+        return len(self.header) or (len(self.rows[0]) if self.rows else 0)
 
 
 # Each takes (grid, source, out) and returns whether the table was its own. First yes wins.
-SHAPES: tuple[Callable[[Grid, Source, Reading], bool], ...] = ()
+SHAPES: tuple[Callable[[Grid, Source, Reading], bool], ...] = (
+    routing_csv.read_csv,
+)
 
 
 def sniff(head: bytes) -> bool:
-    """At least two lines with the same separator count > 0, none of them prose."""
-    text = decode(head)[0]
-    lines = [x for x in text.splitlines()[:6] if x.strip() and not x.startswith("#")]
-    if not lines:
+    """Most of the first lines have the same number of cells, and the first row is short names or values."""
+    lines = decode(head)[0].splitlines()[:60]
+    if len(head) >= 1 << 16:
+        lines = lines[:-1] or lines
+    found = _split(lines)
+    if found is None:
         return False
-    for separator in (",", ";", "\t"):
-        counts = {x.count(separator) for x in lines[:-1] or lines}
-        if len(counts) == 1 and counts != {0} and "{" not in lines[0] and len(lines[0]) < 4096:
-            return all(len(cell.split()) <= 6 for cell in lines[0].split(separator))
-    return False
+    _, rows = found
+    widths = [len(cells) for _, cells in rows]
+    common = max(set(widths), key=widths.count)
+    first = next(cells for _, cells in rows if len(cells) == common)
+    fit = sum(w == common for w in widths)
+    if common == 1 or fit < 0.6 * len(widths) or first[0].startswith(("{", "<")):
+        return False
+    return all(len(c) <= MAX_NAME and len(c.split()) <= MAX_NAME_WORDS and not PROSE.search(c) for c in first)
 
 
 def read(source: Source, out: Reading) -> None:
-    """Parses the table and gives it to the first shape that knows its header."""
-    grid = parse(decode(source.data())[0])
-    for shape in SHAPES:
-        if shape(grid, source, out):
-            return
-    raise ReadError("a table whose columns are not known", where=source.path, hint="see docs/capture.md")
+    """Parses the tables and gives each to the first shape that knows its header.
+
+    Raises:
+        ReadError: no shape knows any of them, and it is no text of a known form either.
+    """
+    text, encoding = decode(source.data())
+    taken = 0
+    for grid in parse(text, out):
+        if any(shape(grid, source, out) for shape in SHAPES):
+            taken += 1
+            _judge(grid, out)
+    if taken:
+        if encoding != "utf-8":
+            said = f"the text is {encoding}, not plain UTF-8; it was read as such"
+            out.problem("input.encoding", said, values={"encoding": encoding})
+        return
+    out.reader = "text"
+    text_reader.read(source, out)
+    if not out.rows:
+        out.reader = "csv"
+        out.notes.clear()
+        out.problems[:] = [p for p in out.problems if p.id != "input.encoding"]
+        raise ReadError("a table whose columns are not known", where=source.path, hint="see docs/capture.md")
 
 
-def parse(text: str) -> Grid:
-    """Splits text into a Grid; the separator is the one that all rows share."""
-    lines = [(i, x) for i, x in enumerate(text.splitlines(), 1) if x.strip()]
-    body = [(i, x) for i, x in lines if not x.startswith("#")]
-    separator = max((",", ";", "\t"), key=lambda s: body[0][1].count(s) if body else 0)
-    cells = list(csv.reader(io.StringIO("\n".join(x for _, x in body)), delimiter=separator))
-    rows = tuple(tuple(c.strip() for c in r) for r in cells)
+def parse(text: str, out: Reading | None = None) -> list[Grid]:
+    """Splits text into its tables.
+
+    Args:
+        text: The decoded file.
+        out: Takes a note where a file is too long to be read in full.
+    """
+    lines = text.splitlines()
+    found = _split(lines)
+    if found is None:
+        return []
+    separator, rows = found
+    if sum(len(c) for _, c in rows) > MAX_CELLS:
+        keep = max(1, MAX_CELLS // max(len(rows[0][1]), 1))
+        if out is not None:
+            part = f"only the first {keep} of {len(rows)} rows were read"
+            out.problem("input.huge", part, lost=len(rows) - keep)
+        rows = rows[:keep]
+    numbers = {n for n, _ in rows}
+    comments = tuple(x for i, x in enumerate(lines, 1) if i not in numbers and x.strip())[:200]
+    ended = text.endswith(("\n", "\r"))
+    grids = [_grid(part, separator, comments) for part in _blocks(rows)]
+    if grids and not ended:
+        grids[-1] = _cut(grids[-1])
+    return [_decimals(g) for g in grids if g.header or g.rows]
+
+
+def _judge(grid: Grid, out: Reading) -> None:
+    """Notes what was unusual or wrong with the form of a table that a shape has taken."""
+    said = []
+    if grid.separator in (";", "|"):
+        said.append(f"columns are separated by {grid.separator!r}")
+    if grid.decimal == ",":
+        said.append("the decimal sign is a comma")
+    if said:
+        out.problem("input.dialect", f"{' and '.join(said)}, in all rows; read so")
+    if grid.cut is not None:
+        text = f"the last row ends in the middle; {len(grid.rows)} whole rows were used"
+        out.problem("input.truncated", text, where=f"line {grid.cut}", lost=1)
+    if grid.ragged:
+        shown = ", ".join(f"line {n}" for n in grid.ragged[:SHOWN])
+        more = f" and {len(grid.ragged) - SHOWN} more" if len(grid.ragged) > SHOWN else ""
+        out.problem(
+            "input.dirty_table",
+            f"rows with more or fewer cells than the {grid.width} of the header: {shown}{more}",
+            where=f"line {grid.ragged[0]}",
+            lost=len(grid.ragged),
+        )
+
+
+def _split(lines: Sequence[str]) -> tuple[str, list[tuple[int, tuple[str, ...]]]] | None:
+    """The separator and the rows as (line number, cells); None where nothing looks like a table.
+
+    A blank line is a row without cells: it may stand between two tables.
+    """
+    body = [(i, x) for i, x in enumerate(lines, 1) if not x.lstrip().startswith(("#", "=="))]
+    sample = [x for _, x in body if x.strip()][:60]
+    best: tuple[float, str] = (0.0, "")
+    for separator in SEPARATORS:
+        if separator == "|" and not any(RULERS.fullmatch(x) for x in sample[:20]):
+            continue
+        counts = [len(cells) for cells in _cells(sample, separator)]
+        wide = [c for c in counts if c > 1]
+        if wide:
+            common = max(set(wide), key=lambda c: (wide.count(c), c))
+            share = wide.count(common) / len(counts)
+            # widest wins only where the rows agree as well
+            best = max(best, (round(share, 1) + min(common, 40) / 1000, separator))
+    if not best[1]:
+        return None
+    separator = best[1]
+    cells = _cells([x for _, x in body], separator)
+    rows = []
+    for (i, _), parts in zip(body, cells, strict=True):
+        row = parts
+        if separator == "|":
+            row = row[1 if row[:1] == ("",) else 0 : -1 if row[-1:] == ("",) and len(row) > 1 else None]
+            if all(RULER.fullmatch(c) for c in row if c) and any(row):
+                continue
+        rows.append((i, row if any(row) else ()))
+    return separator, rows
+
+
+def _cells(lines: Sequence[str], separator: str) -> list[tuple[str, ...]]:
+    """Cells of each line, stripped; a quoted cell does not run over the end of its line."""
+    out = []
+    for line in lines:
+        if '"' in line:
+            try:
+                row = next(csv.reader(io.StringIO(line), delimiter=separator, skipinitialspace=True), [])
+            except csv.Error:
+                row = line.split(separator)
+        else:
+            row = line.split(separator)
+        out.append(tuple([c.strip() for c in row]))
+    return out
+
+
+def _blocks(rows: list[tuple[int, tuple[str, ...]]]) -> list[list[tuple[int, tuple[str, ...]]]]:
+    """Cuts rows into tables: a new one begins after a blank line with a header of its own."""
+    blocks: list[list[tuple[int, tuple[str, ...]]]] = [[]]
+    blank = False
+    for i, cells in rows:
+        if not cells:
+            blank = True
+            continue
+        now = blocks[-1]
+        if blank and now and len(cells) != len(now[0][1]) and len(cells) > 1 and _is_header(cells, ()):
+            blocks.append([])
+        blank = False
+        blocks[-1].append((i, cells))
+    return blocks
+
+
+def _grid(rows: list[tuple[int, tuple[str, ...]]], separator: str, comments: tuple[str, ...]) -> Grid:
+    """One table: what stands before its first row of the common width is no part of it."""
+    widths = [len(c) for _, c in rows[:200] if len(c) > 1]
+    if not widths:
+        return Grid((), (), (), comments)
+    common = max(set(widths), key=lambda w: (widths.count(w), w))
+    start = next(i for i, (_, c) in enumerate(rows) if len(c) == common)
+    if start and len(rows[start - 1][1]) > 1 and _is_header(rows[start - 1][1], rows[start][1]):
+        start -= 1  # a header that is longer or shorter than the rows
+    above = tuple(separator.join(c) for _, c in rows[:start])
+    rows = rows[start:]
+    head = rows[0][1]
+    named = _is_header(head, rows[1][1] if len(rows) > 1 else ())
+    body = [(i, c) for i, c in rows[1 if named else 0 :] if not (named and c == head)]
+    header = _trim(head) if named else _commented(comments, separator, common)
+    width = len(header) or common
+    body = [(i, c[:width] if len(c) > width and not any(c[width:]) else c) for i, c in body]
     return Grid(
-        header=rows[0] if rows else (),
-        rows=rows[1:],
-        numbers=tuple(i for i, _ in body[1:]),
-        comments=tuple(x for _, x in lines if x.startswith("#")),
+        header=header,
+        rows=tuple(c for _, c in body),
+        numbers=tuple(i for i, _ in body),
+        comments=(*above, *comments),
+        separator=separator,
+        ragged=tuple(i for i, c in body if len(c) != width),
     )
+
+
+def _commented(comments: tuple[str, ...], separator: str, width: int) -> tuple[str, ...]:
+    """The header of a table that has it behind "#", as numpy writes it; () if there is none."""
+    for line in comments:
+        names = tuple(c.strip() for c in line.lstrip("# ").split(separator))
+        if line.startswith("#") and len(names) == width and _is_header(names, ()):
+            return names
+    return ()
+
+
+def _trim(header: tuple[str, ...]) -> tuple[str, ...]:
+    """Without empty names at the end (a separator closes each line)."""
+    end = len(header)
+    while end > 1 and not header[end - 1]:
+        end -= 1
+    return header[:end]
+
+
+def _is_header(cells: tuple[str, ...], below: tuple[str, ...]) -> bool:
+    """Whether a first row holds names: no measured value, time stamp or placeholder in it."""
+    if any(TIME.search(c) or DEVICE.match(c) for c in cells):
+        return False
+    numeric = [c for c in cells if is_number(c)]
+    if any(not c.isdigit() for c in numeric):
+        return False
+    if any((q := quantity(c)) and q[1] and len(q[1]) > 1 and " " in c for c in cells):
+        return False  # "81559 MiB"
+    if not numeric:
+        named = [c for c in cells if c and not is_placeholder(c)]
+        return bool(named) and (not below or cells != below)
+    ids = [int(c) for c in numeric]
+    ascending = all(b == a + 1 for a, b in itertools.pairwise(ids))
+    return ascending and len(ids) >= min(len(cells), 2) and (ids[0] in (0, 1) or len(ids) > 3)
+
+
+def _cut(grid: Grid) -> Grid:
+    """Drops a last row that is shorter than the rest in a file that does not end with a line feed."""
+    if not grid.rows or len(grid.rows[-1]) >= grid.width:
+        return grid
+    line = grid.numbers[-1]
+    return replace(
+        grid,
+        rows=grid.rows[:-1],
+        numbers=grid.numbers[:-1],
+        cut=line,
+        ragged=tuple(n for n in grid.ragged if n != line),
+    )
+
+
+def _decimals(grid: Grid) -> Grid:
+    """Makes decimal commas points where only one reading exists; else leaves every cell as it is."""
+    found = [c for row in grid.rows for c in row if "," in c and COMMA.fullmatch(c)]
+    if not found:
+        return grid
+    sure = any(not GROUPS.fullmatch(c) for c in found)
+    grouped = any(c.count(",") > 1 for row in grid.rows for c in row if GROUPS.fullmatch(c))
+    pointed = any("." in c and is_number(c) for row in grid.rows for c in row)
+    if not sure or grouped or pointed:
+        return grid
+
+    def point(cell: str) -> str:
+        return cell.replace(".", "").replace(",", ".") if "," in cell and COMMA.fullmatch(cell) else cell
+
+    return replace(grid, rows=tuple(tuple(map(point, row)) for row in grid.rows), decimal=",")
