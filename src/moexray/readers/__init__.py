@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moexray.readers import csv_file, json_file, pickle_file, text
+from moexray.readers import csv_file, json_file, npz, pickle_file, safetensors, text, torch_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,6 +43,9 @@ class Reader:
 
 
 READERS: tuple[Reader, ...] = (
+    Reader("torch", torch_file.sniff, torch_file.read, (".pt", ".pth")),
+    Reader("npz", npz.sniff, npz.read, (".npz", ".npy")),
+    Reader("safetensors", safetensors.sniff, safetensors.read, (".safetensors",)),
     Reader("pickle", pickle_file.sniff, pickle_file.read, (".pickle", ".pkl", ".p")),
     Reader("json", text.sniff_json_log, text.read, (".json", ".jsonl", ".ndjson")),
     Reader("json", json_file.sniff, json_file.read, (".json", ".jsonl", ".ndjson")),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import ReadError
 from moexray.core.source import decode
 from moexray.readers import kineto, text
+from moexray.readers.shapes import routing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,6 +26,7 @@ __all__ = ["SHAPES", "read", "sniff"]
 # arrive as a list of objects. First yes wins.
 SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
     kineto.from_document,
+    routing.read_json,
 )
 
 

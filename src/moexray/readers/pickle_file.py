@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import ReadError
+from moexray.readers.shapes import routing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -15,7 +16,9 @@ if TYPE_CHECKING:
 __all__ = ["SHAPES", "read", "sniff"]
 
 # Each takes (document, source, out) and returns whether the document was its own. First yes wins.
-SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = ()
+SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
+    routing.read_pickle,
+)
 
 
 def sniff(head: bytes) -> bool:

@@ -1,0 +1,86 @@
+"""NumPy files: .npz (a zip of arrays) and .npy, without pickles."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.errors import LimitError, ReadError
+from moexray.core.source import MAX_LOAD_BYTES
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from moexray.core.run import Reading
+    from moexray.core.source import Source
+
+__all__ = ["read", "sniff"]
+
+MAGIC = b"\x93NUMPY"
+
+
+def sniff(head: bytes) -> bool:
+    """The mark of .npy, or a zip whose first member is named *.npy."""
+    if head.startswith(MAGIC):
+        return True
+    return head[:4] == b"PK\x03\x04" and head[30 : 30 + head[26] + 256 * head[27]].endswith(b".npy")
+
+
+def read(source: Source, out: Reading) -> None:
+    """Loads the arrays and hands them to the routing shapes.
+
+    Raises:
+        ReadError: damaged, or nothing about routing inside.
+        LimitError: the arrays expand past the memory bound.
+    """
+    from moexray.readers.shapes.routing_objects import take_document
+
+    data = source.data()
+    if data.startswith(MAGIC):
+        bare = _array(data, "the array", source)
+        arrays = {"array": bare}
+        taken = take_document(bare, "npy", source, out)
+    else:
+        arrays = _members(data, source, out)
+        taken = take_document(arrays, "npz", source, out)
+    if not taken:
+        names = ", ".join(f"{k}{list(v.shape)}" for k, v in list(arrays.items())[:8])
+        raise ReadError(
+            f"arrays of no known meaning ({names})",
+            where=source.path,
+            hint="names such as logical_count, topk_ids, router_logits, physical_to_logical_map are known",
+        )
+
+
+def _members(data: bytes, source: Source, out: Reading) -> dict[str, Any]:
+    arrays: dict[str, Any] = {}
+    total = 0
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as archive:
+            for info in archive.infolist():
+                total += info.file_size
+                if total > MAX_LOAD_BYTES or info.file_size > 1000 * max(info.compress_size, 1) + (256 << 20):
+                    raise LimitError(
+                        f"its arrays pass {MAX_LOAD_BYTES >> 20} MiB",
+                        where=source.path,
+                        hint="save fewer steps or layers",
+                    )
+                name = info.filename.removesuffix(".npy")
+                try:
+                    arrays[name] = _array(archive.read(info), name, source)
+                except (ReadError, zipfile.BadZipFile) as why:
+                    text = f"array {name} cannot be read ({why.what if isinstance(why, ReadError) else why})"
+                    out.problem("input.truncated", text, where=name, lost=None)
+    except zipfile.BadZipFile as why:
+        raise ReadError(f"the zip archive is damaged ({why})", where=source.path, hint="copy it again") from why
+    return arrays
+
+
+def _array(data: bytes, name: str, source: Source) -> np.ndarray:
+    import numpy as np
+
+    try:
+        return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+    except (ValueError, EOFError, OSError, SyntaxError, TypeError, MemoryError) as why:
+        raise ReadError(f"{name} is damaged or holds pickled objects ({why})", where=source.path) from why

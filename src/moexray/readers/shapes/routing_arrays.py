@@ -1,0 +1,406 @@
+"""Named arrays -> tables of routing: what any container (npz, .pt, safetensors, JSON) ends in.
+
+Dimensions are told apart by known sizes (steps, layers, experts) and by structure, in this order:
+what a number of the same file says, what an array of labels fits, then the usual order
+(steps, layers, units), (layers, tokens, k), (layers, tokens, experts).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from moexray.readers.shapes.routing_words import axis_of, is_combined, role_of, words
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from moexray.core.run import Reading
+    from moexray.core.source import Source
+
+__all__ = ["Facts", "put_counts", "take_arrays"]
+
+MAX_K = 32  # experts per token; today's models choose 1 to 22
+SENTINEL = 255  # what recorders of 8-bit ids leave in unused slots (sglang#9499)
+ARMS = frozenset(
+    "a b ref reference base baseline test fp32 f32 float32 bf16 bfloat16 fp16 float16 f16 fp8 vllm sglang hf "
+    "transformers trtllm tensorrt megatron deepspeed lmdeploy train rollout run1 run2 engine1 engine2 first "
+    "second 1 2 0 before after".split()
+)
+
+
+@dataclass(slots=True)
+class Facts:
+    """Numbers and labels that go with arrays.
+
+    Args:
+        numbers: Canonical configuration numbers (see routing_words.config_key).
+        steps: Labels of steps; None where there are none.
+        layers: Labels of layers; None where there are none.
+        layout: The layout as noted to the user.
+        extra: Further facts for the batch: arm, engine, seed, ordered, sum_over_ranks.
+    """
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    steps: np.ndarray | None = None
+    layers: np.ndarray | None = None
+    layout: str = "arrays"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def whole(self, key: str) -> int | None:
+        value = self.numbers.get(key)
+        return None if value is None or value != value or value != int(value) else int(value)
+
+
+def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Reading) -> bool:
+    """Fills the tables from named arrays; returns whether any was about routing."""
+    import numpy as np
+
+    roles: dict[str, list[str]] = {}
+    for name, array in arrays.items():
+        role = role_of(name)
+        if role and array.ndim and array.size and array.dtype.kind in "iufb":
+            roles.setdefault(role, []).append(name)
+    for name in roles.get("step", []):
+        facts.steps = arrays[name] if arrays[name].ndim == 1 else facts.steps
+    for name in roles.get("layer", []):
+        facts.layers = arrays[name] if arrays[name].ndim == 1 else facts.layers
+    if _long_table(arrays, roles, facts, source, out):
+        return True
+    placed = [n for r in ("placement", "inverse") for n in roles.get(r, []) if arrays[n].ndim >= 1]
+    for name in placed:
+        _placement(arrays[name], role_of(name) == "inverse", facts, source, out)
+    counted = roles.get("counts", [])
+    if not counted and "topk" not in roles:
+        counted = [n for n in roles.get("scores", []) if arrays[n].ndim >= 2 and _integral(arrays[n])]
+    for name in _best_counts(counted, arrays):
+        axis = axis_of(name)
+        what = "combined" if is_combined(name) else "routed"
+        put_counts(np.asarray(arrays[name]), facts, source, out, axis=axis, what=what, name=name)
+    ids = [n for n in roles.get("topk", []) if arrays[n].dtype.kind in "iu" and arrays[n].ndim >= 1]
+    for name in ids:
+        scores = next((s for s in roles.get("scores", []) if arrays[s].shape == arrays[name].shape), None)
+        _routes(arrays[name], arrays.get(scores or ""), scores or "", _arm(name, ids), facts, source, out)
+    logits = [n for n in roles.get("logits", []) if arrays[n].dtype.kind == "f" and arrays[n].ndim >= 2]
+    for name in logits:
+        _logits(arrays[name], name, _arm(name, logits), facts, source, out)
+    return bool(placed or counted or ids or logits)
+
+
+def put_counts(
+    array: np.ndarray, facts: Facts, source: Source, out: Reading, *, axis: str | None, what: str, name: str
+) -> None:
+    """Adds counts of any dimension to the table, dirty rows set aside and named."""
+    import numpy as np
+
+    cube = _cube(array, facts)
+    steps, layers, units = cube.shape
+    step_ids = _labels(facts.steps, steps)
+    layer_ids = _layer_ids(facts, layers)
+    flat = cube.reshape(steps * layers, units)
+    keep = _clean(flat, np.repeat(step_ids, layers), np.tile(layer_ids, steps), name, out)
+    if not keep.any():
+        return
+    filled = np.abs(flat).any(axis=1)
+    if not filled[keep].all():
+        empty = int((~filled & keep).sum())
+        out.notes.append(f"{empty} of {len(flat)} rows are zero (dense layers, unfilled buffer) and left out")
+        keep &= filled
+    axis = axis or _axis_by_size(units, facts)
+    integral = _integral(flat[keep])
+    values = flat[keep].astype(np.int64) if integral else flat[keep].astype(np.float64)
+    out.add_columns(
+        "counts",
+        {
+            "step": np.repeat(step_ids, layers)[keep],
+            "layer": np.tile(layer_ids, steps)[keep],
+            "tokens": values,
+        },
+        source=source.path,
+        rows=int(keep.sum()),
+        axis=axis,
+        what=what,
+        name=name,
+        layout=facts.layout,
+        labelled=facts.steps is not None and len(facts.steps) == steps,
+        **_batch_facts(facts),
+    )
+
+
+def _batch_facts(facts: Facts) -> dict[str, Any]:
+    keys = ("ep_size", "top_k", "tokens", "tokens_per_step", "num_experts", "slots_per_rank", "rank",
+            "dp_size", "tp_size", "window_size", "expert_bytes")
+    known = {k: facts.numbers[k] for k in keys if k in facts.numbers}
+    return {k: int(v) if v == int(v) else v for k, v in known.items() if v == v} | facts.extra
+
+
+def _labels(labels: np.ndarray | None, size: int) -> np.ndarray:
+    import numpy as np
+
+    if labels is not None and len(labels) == size:
+        return np.asarray(labels).astype(np.int64)
+    return np.arange(size, dtype=np.int64)
+
+
+def _layer_ids(facts: Facts, size: int) -> np.ndarray:
+    import numpy as np
+
+    if facts.layers is not None and len(facts.layers) == size:
+        return np.asarray(facts.layers).astype(np.int64)
+    if size == 1:
+        return np.array([-1], np.int64)
+    return np.arange(size, dtype=np.int64) + (facts.whole("first_layer") or 0)
+
+
+def _cube(array: np.ndarray, facts: Facts) -> np.ndarray:
+    """Any array of counts as (steps, layers, units)."""
+    experts, layers = facts.whole("num_physical") or facts.whole("num_experts"), facts.whole("num_layers")
+    if array.ndim >= 2 and experts and array.shape[-1] not in (experts, facts.whole("num_experts")):
+        where = [i for i, n in enumerate(array.shape) if n == experts]
+        if len(where) == 1 and array.shape[-1] != facts.whole("ep_size"):
+            array = array.swapaxes(where[0], -1)
+    if array.ndim == 1:
+        return array.reshape(1, 1, -1)
+    if array.ndim == 2:
+        rows = array.shape[0]
+        labelled = facts.steps is not None and len(facts.steps) == rows and rows > 1
+        fits = layers == rows or (facts.layers is not None and len(facts.layers) == rows)
+        return array[:, None, :] if labelled and not fits else array[None]
+    while array.ndim > 3:  # a rank or micro-batch axis between layers and units: what was sent in all
+        array = array.sum(axis=-2)
+    steps_first = facts.steps is not None and len(facts.steps) == array.shape[0] != array.shape[1]
+    if not steps_first and (
+        (facts.steps is not None and len(facts.steps) == array.shape[1] != array.shape[0])
+        or (layers == array.shape[0] != array.shape[1])
+        or (facts.layers is not None and len(facts.layers) == array.shape[0] != array.shape[1])
+    ):
+        return array.swapaxes(0, 1)
+    return array
+
+
+def _axis_by_size(units: int, facts: Facts) -> str:
+    if units == facts.whole("num_experts"):
+        return "logical"
+    if units == facts.whole("num_physical"):
+        return "physical"
+    return "rank" if units == facts.whole("ep_size") else "logical"
+
+
+def _integral(array: np.ndarray) -> bool:
+    import numpy as np
+
+    if array.dtype.kind in "iub":
+        return True
+    sound = array[np.isfinite(array)]
+    return bool(sound.size) and bool((sound == np.floor(sound)).all())
+
+
+def _clean(flat: np.ndarray, steps: np.ndarray, layers: np.ndarray, name: str, out: Reading) -> np.ndarray:
+    """Marks the rows that hold only sound numbers; the others are named with row and column."""
+    import numpy as np
+
+    keep = np.ones(len(flat), bool)
+    tests = (("NaN", np.isnan), ("infinite", np.isinf)) if flat.dtype.kind == "f" else ()
+    for kind, test in (*tests, ("negative", lambda a: a < 0)):
+        bad = test(flat)
+        if not bad.any():
+            continue
+        row, column = (int(x) for x in np.argwhere(bad)[0])
+        rows = int(bad.any(axis=1).sum())
+        keep &= ~bad.any(axis=1)
+        where = f"{name}: step {steps[row]}, layer {layers[row]}, column {column}"
+        text = f"{kind} count in {where} ({flat[row, column]}); {rows} of {len(flat)} rows are not used"
+        out.problem("input.dirty_table", text, where=where, lost=rows,
+                    values={"row": row, "column": column, "dirty_rows": rows})  # fmt: skip
+    if keep.any() and not flat[keep].any():
+        text = f"{name}: every count is zero ({flat.shape[0]} rows of {flat.shape[1]} columns)"
+        out.problem("input.dirty_table", text, where=f"{name}, rows 0-{len(flat) - 1}", lost=len(flat),
+                    values={"dirty_rows": len(flat)})  # fmt: skip
+        keep[:] = False
+    return keep
+
+
+def _placement(array: np.ndarray, inverse: bool, facts: Facts, source: Source, out: Reading) -> None:
+    """Adds a placement of (slots), (layers, slots) or (steps, layers, slots)."""
+    import numpy as np
+
+    array = np.asarray(array).astype(np.int64)
+    if inverse:
+        array = _invert(array if array.ndim == 3 else array[None] if array.ndim == 2 else array[None, :, None])
+    elif array.ndim == 1:
+        array = array[None]
+    elif array.ndim == 2 and array.shape[0] == facts.whole("ep_size") and _rank_rows(array):
+        array = array.reshape(1, -1)  # one row of slots per rank
+    elif array.ndim == 3 and array.shape[1] == facts.whole("ep_size") and facts.steps is None:
+        array = array.reshape(len(array), -1)  # layers, ranks, slots of a rank
+    steps = np.full(1, -1, np.int64)
+    if array.ndim == 3:
+        steps = _labels(facts.steps, len(array))
+    cube = array if array.ndim == 3 else array[None]
+    layers = _layer_ids(facts, cube.shape[1])
+    out.add_columns(
+        "placement",
+        {
+            "step": np.repeat(steps, cube.shape[1]),
+            "layer": np.tile(layers, len(cube)),
+            "slots": cube.reshape(-1, cube.shape[-1]),
+        },
+        source=source.path,
+        rows=cube.shape[0] * cube.shape[1],
+        layout=facts.layout,
+        **_batch_facts(facts),
+    )
+
+
+def _rank_rows(array: np.ndarray) -> bool:
+    """Whether rows are ranks (no row holds every expert) and not layers (each row does)."""
+    experts = int(array.max()) + 1
+    return all(len(set(row.tolist()) - {-1}) < experts for row in array)
+
+
+def _invert(l2p: np.ndarray) -> np.ndarray:
+    """(layers, logical, replicas) of slots, padded with -1 -> (layers, slots) of logical experts."""
+    import numpy as np
+
+    out = np.full((len(l2p), int(l2p.max()) + 1), -1, np.int64)
+    layer, logical, _ = np.nonzero(l2p >= 0)
+    out[layer, l2p[l2p >= 0]] = logical
+    return out
+
+
+def _arm(name: str, all_names: list[str]) -> str | None:
+    """What tells two arrays of the same role apart: "fp32" of logits_fp32."""
+    parts = words(name).split("_")
+    marks = [p for p in parts if p in ARMS]
+    if marks:
+        return "_".join(marks)
+    return words(name) if len(all_names) > 1 else None
+
+
+def _routes(
+    ids: np.ndarray, scores: np.ndarray | None, scores_name: str, arm: str | None,
+    facts: Facts, source: Source, out: Reading,
+) -> None:  # fmt: skip
+    import numpy as np
+
+    cube = _layers_tokens(ids if ids.ndim > 1 else ids[:, None], facts)
+    layers, tokens, k = cube.shape
+    experts = facts.whole("num_physical") or facts.whole("num_experts")
+    cube, dropped = _without_padding(cube, experts)
+    if dropped:
+        out.notes.append(f"{dropped} columns of ids hold padding or a sentinel and are left out")
+    if cube.shape[-1] == 0 or k > MAX_K:
+        return
+    columns = {
+        "layer": np.repeat(_layer_ids(facts, layers), tokens),
+        "token": np.tile(np.arange(tokens), layers),
+        "ids": cube.reshape(layers * tokens, -1),
+    }
+    if scores is not None and not dropped:
+        scale = 1e-4 if words(scores_name).endswith("_e4") else 1.0
+        weights = _layers_tokens(scores if scores.ndim > 1 else scores[:, None], facts)
+        columns["scores"] = weights.reshape(layers * tokens, -1).astype(np.float32) * np.float32(scale)
+    more = {"arm": arm} if arm else {}
+    out.add_columns("routes", columns, source=source.path, rows=layers * tokens,
+                    layout=facts.layout, **(_batch_facts(facts) | more))  # fmt: skip
+
+
+def _without_padding(cube: np.ndarray, experts: int | None) -> tuple[np.ndarray, int]:
+    """Drops columns that are padding (-1) or one sentinel throughout; marks single ones as -1."""
+    import numpy as np
+
+    flat = cube.reshape(-1, cube.shape[-1]).astype(np.int32)
+    flat[(flat < 0) | ((flat >= experts) if experts else False)] = -1
+    flat[:, (flat == SENTINEL).all(axis=0)] = -1
+    keep = ~(flat == -1).all(axis=0)
+    return flat[:, keep].reshape(*cube.shape[:2], int(keep.sum())), int((~keep).sum())
+
+
+def _layers_tokens(array: np.ndarray, facts: Facts) -> np.ndarray:
+    """Any array per token as (layers, tokens, last)."""
+    if array.ndim == 2:
+        return array[None]
+    if array.ndim > 3:  # batch and position, or step and token, in front
+        array = array.reshape(-1, *array.shape[-2:])
+    known = facts.whole("num_layers") or (len(facts.layers) if facts.layers is not None else None)
+    first, second = array.shape[:2]
+    tokens_first = second == known != first if known in (first, second) else second < first
+    return array.swapaxes(0, 1) if tokens_first else array
+
+
+def _logits(
+    array: np.ndarray, name: str, arm: str | None, facts: Facts, source: Source, out: Reading
+) -> None:
+    import numpy as np
+
+    cube = _layers_tokens(array, facts)
+    layers, tokens, experts = cube.shape
+    precision = str(facts.extra.get("precisions", {}).get(name, array.dtype))
+    values = np.ascontiguousarray(cube.reshape(layers * tokens, experts).astype(np.float32))
+    sound = np.isfinite(values).all(axis=1)
+    if not sound.all():
+        row, column = (int(x) for x in np.argwhere(~np.isfinite(values))[0])
+        bad = int((~sound).sum())
+        where = f"{name}: row {row}, column {column}"
+        out.problem("input.dirty_table", f"{values[row, column]} in {where}; {bad} rows are not used",
+                    where=where, lost=bad, values={"row": row, "column": column})  # fmt: skip
+    extra = {k: v for k, v in facts.extra.items() if k != "precisions"}
+    more = {"arm": arm} if arm else {}
+    near_one = bool(values[sound].size) and bool((values[sound] >= 0).all())
+    kind = "probs" if near_one and float(np.median(values[sound].sum(axis=1))) <= 1.01 else "logits"
+    out.add_columns(
+        "logits",
+        {
+            "layer": np.repeat(_layer_ids(facts, layers), tokens)[sound],
+            "token": np.tile(np.arange(tokens), layers)[sound],
+            "values": values[sound],
+        },
+        source=source.path, rows=int(sound.sum()), kind=kind, precision=precision, name=name,
+        **({k: v for k, v in _batch_facts(facts).items() if k != "precisions"} | extra | more),
+    )  # fmt: skip
+
+
+def _best_counts(names: list[str], arrays: dict[str, Any]) -> list[str]:
+    """One array per meaning: a window's sums go before the last step's; combined stands beside."""
+
+    def rank(name: str) -> tuple[int, int, int]:
+        w = words(name)
+        return ("latest" in w or "last" in w, axis_of(name) == "rank", -arrays[name].ndim)
+
+    groups: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
+    for name in names:
+        label = tuple(p for p in words(name).split("_") if p in ("layer", "run", "domain") or p.isdigit())
+        groups.setdefault((is_combined(name), label), []).append(name)
+    return [sorted(group, key=rank)[0] for group in groups.values()]
+
+
+def _long_table(
+    arrays: dict[str, Any], roles: dict[str, list[str]], facts: Facts, source: Source, out: Reading
+) -> bool:
+    """Columns layer, expert, count of equal length -> a matrix."""
+    import numpy as np
+
+    names = {words(n): n for n, a in arrays.items() if a.ndim == 1}
+    unit = next((names[w] for w in ("expert_id", "expert", "expert_ids", "experts", "rank", "rank_id",
+                                    "gpu", "slot", "physical_id", "logical_id") if w in names), None)  # fmt: skip
+    count = next((n for n in roles.get("counts", []) if arrays[n].ndim == 1), None)
+    if unit is None or count is None or len(arrays[unit]) != len(arrays[count]) or unit == count:
+        return False
+    size = len(arrays[count])
+
+    def column(role: str) -> np.ndarray:
+        found = next((arrays[n] for n in roles.get(role, []) if arrays[n].shape == (size,)), None)
+        return np.zeros(size, np.int64) if found is None else np.asarray(found).astype(np.int64)
+
+    step, layer, ids = column("step"), column("layer"), np.asarray(arrays[unit]).astype(np.int64)
+    if (ids < 0).any() or ids.max() > 1 << 16:
+        return False
+    steps, s = np.unique(step, return_inverse=True)
+    layers, y = np.unique(layer, return_inverse=True)
+    cube = np.zeros((len(steps), len(layers), int(ids.max()) + 1), np.asarray(arrays[count]).dtype)
+    np.add.at(cube, (s, y, ids), arrays[count])
+    facts.steps, facts.layers = (steps if len(steps) > 1 else None), layers
+    axis = "rank" if axis_of(unit) == "rank" else axis_of(unit) or axis_of(count)
+    what = "combined" if is_combined(count) else "routed"
+    put_counts(cube, facts, source, out, axis=axis, what=what, name=count)
+    return True

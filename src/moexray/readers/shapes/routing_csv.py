@@ -1,0 +1,251 @@
+"""Tables of counts in text: wide (one column per rank or expert), long (layer, expert, count)."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from moexray.readers.shapes.routing_words import is_combined, role_of, words
+
+if TYPE_CHECKING:
+    from moexray.core.run import Reading
+    from moexray.core.source import Source
+    from moexray.readers.csv_file import Grid
+
+__all__ = ["read_csv"]
+
+_RANK = re.compile(r"^(?:tokens?_)?(?:(?:moe_)?ep_?rank|rank|ep|gpu|device|dev|card|npu|worker)_?(\d+)(?:_(?:tokens?|load|"
+                   r"counts?))?$")  # fmt: skip
+_EXPERT = re.compile(r"^(?:tokens?_)?(?:e|exp|experts?|logical(?:_expert)?|expert_id|physical(?:_expert)?|slot|phy|p)_?"
+                     r"(\d+)(?:_(?:tokens?|load|counts?))?$")  # fmt: skip
+_LAYER = re.compile(r"^(?:moe_)?(?:layer|l)_?(\d+)(?:_(?:tokens?|load|counts?))?$")
+_GROUPED = re.compile(r"^-?\d{1,3}(?:[,' _\u00a0\u202f.]\d{3})+$")
+_COMMA = re.compile(r"^-?\d+,\d+$")
+_MISSING = frozenset(("", "-", "na", "n/a", "null", "none", "[n/a]", "[not supported]"))
+_UNITS = {"rank": "rank", "rank_id": "rank", "ep_rank": "rank", "gpu": "rank", "gpu_id": "rank", "device": "rank",
+          "device_id": "rank", "ep": "rank", "npu": "rank", "expert": "logical", "expert_id": "logical",
+          "expert_idx": "logical", "logical_expert": "logical", "logical_expert_id": "logical",
+          "logical_id": "logical", "physical_expert": "physical", "physical_id": "physical",
+          "physical_expert_id": "physical", "slot": "physical", "slot_id": "physical"}  # fmt: skip
+
+
+def read_csv(grid: Grid, source: Source, out: Reading) -> bool:
+    """Counts per layer and unit in a text table."""
+    names = [words(h) for h in grid.header]
+    if wide := _wide_columns(names):
+        return _read_wide(grid, names, wide, source, out)
+    return _read_long(grid, names, source, out)
+
+
+def _wide_columns(names: list[str]) -> tuple[str, dict[int, int]] | None:
+    """(axis, {unit: column}) if most columns are units of one kind."""
+    for axis, pattern in (("rank", _RANK), ("logical", _EXPERT), ("layer", _LAYER)):
+        found = {i: pattern.match(n) for i, n in enumerate(names)}
+        units = {int(m[1]): i for i, m in found.items() if m}
+        if len(units) >= 2 and len(units) >= len(names) - 4 and max(units) < 4 * len(units) + 4:
+            if axis == "logical" and any(n.startswith(("physical", "slot", "phy", "p_")) for n in names):
+                axis = "physical"
+            return axis, units
+    bare = {int(n): i for i, n in enumerate(names) if n.isdigit()}
+    labelled = any(role_of(n) == "layer" for n in names)
+    if labelled and len(bare) >= 2 and sorted(bare) == list(range(min(bare), min(bare) + len(bare))):
+        return "logical", bare
+    return None
+
+
+def _read_wide(
+    grid: Grid, names: list[str], wide: tuple[str, dict[int, int]], source: Source, out: Reading
+) -> bool:
+    axis, units = wide
+    others = [i for i in range(len(names)) if i not in units.values()]
+    labels = {names[i]: i for i in others}
+    first = names[others[0]] if others else ""
+    row_unit = next((_UNITS[n] for n in labels if n in _UNITS), None)
+    if row_unit == "rank" and axis == "rank" or first.startswith(("src", "dst", "from", "to")):
+        return False  # a matrix of sender and receiver
+    if axis == "layer" and row_unit is None:
+        return False
+    if any(n.endswith(("_ms", "_us", "_s", "_bytes", "_mib", "_gib", "_ns")) for n in names):
+        return False
+    layer = next((i for n, i in labels.items() if role_of(n) == "layer"), None)
+    step = next((i for n, i in labels.items() if role_of(n) == "step"), None)
+    ordered = [units[u] for u in sorted(units)]
+    table = _Cells(grid, ordered, out)
+    if table.decimals or not table.sound_any():
+        return False
+    table.report()
+    rows = table.kept()
+    if rows:
+        labels_of = [(_whole(grid.rows[i], step), _whole(grid.rows[i], layer)) for i in rows]
+        _emit(axis, row_unit, [table.values[i] for i in rows], labels_of, (step, layer), source, out)
+    return True
+
+
+def _emit(
+    axis: str, row_unit: str | None, values: list[list[float]], labels: list[tuple[int | None, int | None]],
+    columns: tuple[int | None, int | None], source: Source, out: Reading,
+) -> None:  # fmt: skip
+    import numpy as np
+
+    matrix = np.asarray(values).astype(np.int64)
+    if axis == "layer":  # rows are units, columns layers
+        matrix, axis = matrix.T, row_unit or "logical"
+        steps, layers = np.zeros(len(matrix), np.int64), np.arange(len(matrix))
+    else:
+        count = np.arange(len(matrix))
+        default = np.full(len(matrix), -1) if columns[0] is not None else count
+        steps = np.array([s if s is not None else i for i, (s, _) in enumerate(labels)])
+        layers = np.array([y if y is not None else int(default[i]) for i, (_, y) in enumerate(labels)])
+        if columns[0] is None:
+            steps = np.array([_nth(layers[: i + 1]) for i in range(len(layers))])
+    if not matrix.any():
+        out.notes.append("a table of counts that are all zero")
+        out.problem("input.dirty_table", f"every count is zero ({len(matrix)} rows)", where="all rows",
+                    lost=len(matrix), values={"dirty_rows": len(matrix)})  # fmt: skip
+        return
+    out.add_columns("counts", {"step": steps, "layer": layers, "tokens": matrix}, source=source.path,
+                    rows=len(matrix), axis=axis, what="routed", name="table", layout="csv",
+                    labelled=columns[0] is not None)  # fmt: skip
+
+
+def _nth(layers: Any) -> int:
+    """How often the last value came before: repeated layers are later windows."""
+    return int((layers[:-1] == layers[-1]).sum())
+
+
+def _read_long(grid: Grid, names: list[str], source: Source, out: Reading) -> bool:
+    """layer, expert, count; rank, tokens; expert, routed, combined."""
+    unit = next((i for i, n in enumerate(names) if n in _UNITS), None)
+    counted = [i for i, n in enumerate(names) if role_of(n) == "counts" and i != unit]
+    if unit is None or not counted or len(names) > 8:
+        return False
+    axis = _UNITS[names[unit]]
+    ranked = next((i for i, n in enumerate(names) if _UNITS.get(n) == "rank" and i != unit), None)
+    if axis == "rank" and any(_UNITS.get(n) not in (None, "rank") for n in names):
+        ranked, unit = unit, next(i for i, n in enumerate(names) if _UNITS.get(n) not in (None, "rank"))
+        axis = _UNITS[names[unit]]
+    layer = next((i for i, n in enumerate(names) if role_of(n) == "layer"), None)
+    step = next((i for i, n in enumerate(names) if role_of(n) == "step"), None)
+    table = _Cells(grid, counted, out)
+    if table.decimals or not table.sound_any():
+        return False
+    table.report()
+    rows = [i for i in table.kept() if _whole(grid.rows[i], unit) is not None]
+    for at, column in enumerate(counted):
+        if rows:
+            _add_long(grid, rows, [table.values[i][at] for i in rows], (unit, layer, step, ranked),
+                      (axis, names[column]), source, out)  # fmt: skip
+    return True
+
+
+def _add_long(
+    grid: Grid, rows: list[int], values: list[float], columns: tuple[int | None, ...],
+    naming: tuple[str, str], source: Source, out: Reading,
+) -> None:  # fmt: skip
+    import numpy as np
+
+    unit, layer, step, _ = columns
+    ids = np.array([_whole(grid.rows[i], unit) or 0 for i in rows])
+    layers = np.array([-1 if layer is None else _whole(grid.rows[i], layer) or 0 for i in rows])
+    steps = np.array([0 if step is None else _whole(grid.rows[i], step) or 0 for i in rows])
+    if ids.min() < 0 or ids.max() > 1 << 16:
+        return
+    keys, place = np.unique(np.stack([steps, layers]), axis=1, return_inverse=True)
+    matrix = np.zeros((keys.shape[1], int(ids.max()) + 1), np.int64)
+    np.add.at(matrix, (place.reshape(-1), ids), np.asarray(values).astype(np.int64))
+    axis, name = naming
+    what = "combined" if is_combined(name) else "routed"
+    if not matrix.any() and what == "routed":
+        out.problem("input.dirty_table", f"every count is zero ({len(rows)} rows)", where="all rows",
+                    lost=len(rows), values={"dirty_rows": len(rows)})  # fmt: skip
+        return
+    out.add_columns("counts", {"step": keys[0], "layer": keys[1], "tokens": matrix}, source=source.path,
+                    rows=len(matrix), axis=axis, what=what, name=name, layout="csv long",
+                    labelled=step is not None)  # fmt: skip
+
+
+def _whole(row: tuple[str, ...], column: int | None) -> int | None:
+    """An integer label such as 3, "layer_3" or "L3"."""
+    if column is None or column >= len(row):
+        return None
+    m = re.search(r"-?\d+(?=\D*$)", row[column].removesuffix(".0"))
+    return int(m[0]) if m else None
+
+
+class _Cells:
+    """The numbers of some columns; rows that cannot be right are named, not used."""
+
+    def __init__(self, grid: Grid, columns: list[int], out: Reading) -> None:
+        self.grid, self.columns, self.out = grid, columns, out
+        self.values: list[list[float]] = []
+        self.faults: list[tuple[int, int | None, str]] = []
+        self.missing: set[int] = set()
+        self.decimals = False
+        for i, row in enumerate(grid.rows):
+            self.values.append(self._row(i, row))
+
+    def _row(self, i: int, row: tuple[str, ...]) -> list[float]:
+        width = len(self.grid.header)
+        if len(row) != width:
+            self.faults.append((i, None, f"{len(row)} fields where the header has {width}"))
+            return []
+        numbers = []
+        for column in self.columns:
+            number, fault = self._cell(row[column])
+            if fault == "missing":
+                self.missing.add(i)
+            elif fault:
+                self.faults.append((i, column, f"{fault} ({row[column]})"))
+            elif number is not None and number != int(number):
+                self.decimals = True
+            numbers.append(number if number is not None else 0.0)
+        return numbers
+
+    def _cell(self, cell: str) -> tuple[float | None, str]:
+        text = cell.strip().lower()
+        if text in _MISSING:
+            return None, "missing"
+        if _GROUPED.match(text) and not re.fullmatch(r"-?\d+\.\d{3}", text):
+            return None, "separators within a number"
+        if _COMMA.match(text):
+            return None, "decimal comma in a count"
+        try:
+            number = float(text)
+        except ValueError:
+            return None, "no number"
+        if number != number:
+            return None, "NaN"
+        if number in (float("inf"), float("-inf")):
+            return None, "infinite"
+        return (None, "negative count") if number < 0 else (number, "")
+
+    def sound_any(self) -> bool:
+        """Whether it looks like a table of counts at all: most cells are numbers of some kind."""
+        words_in = sum(1 for _, _, text in self.faults if text.startswith("no number"))
+        return bool(self.grid.rows) and words_in * 2 < max(1, len(self.grid.rows))
+
+    def kept(self) -> list[int]:
+        bad = {i for i, _, _ in self.faults} | self.missing
+        return [i for i in range(len(self.values)) if i not in bad]
+
+    def report(self) -> None:
+        """One problem per kind of fault, with the first place and how many."""
+        kinds: dict[str, list[tuple[int, int | None, str]]] = {}
+        for fault in self.faults:
+            kinds.setdefault(fault[2].split(" (")[0] if fault[1] is not None else "ragged", []).append(fault)
+        if not self.kept():
+            self.out.notes.append("a table of counts without a sound row")
+        for kind, items in kinds.items():
+            if kind == "ragged" and self.grid.ragged:
+                continue  # the container of the tables names these
+            i, column, text = items[0]
+            where = f"row {i + 1} (line {self.grid.numbers[i]})"
+            values: dict[str, object] = {"row": i + 1, "dirty_rows": len({x[0] for x in items})}
+            if column is not None:
+                where += f", column {self.grid.header[column]}"
+                values["column"] = self.grid.header[column]
+            label = "ragged row: " if kind == "ragged" else ""
+            self.out.problem("input.dirty_table", f"{label}{text} in {where}; no statistic uses that row",
+                             where=where, lost=len({x[0] for x in items}), values=values)  # fmt: skip
+        if self.missing:
+            self.out.notes.append(f"{len(self.missing)} rows with empty fields are not used")
