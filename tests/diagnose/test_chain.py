@@ -45,6 +45,11 @@ def test_then_severity_confidence_and_cost():
     assert ids(found) == ["mem.c", "mem.d", "mem.b", "mem.a"]
 
 
+def test_a_mild_root_of_a_grave_consequence_leads():
+    found = order([f("mem.b", "error", implied_by=("mem.a",)), f("mem.c", "warn", 0.99), f("mem.a", "info")])
+    assert ids(found) == ["mem.a", "mem.b", "mem.c"]
+
+
 def test_one_finding_per_id_and_subject():
     found = unique([f("mem.a", confidence=0.6), f("mem.a"), f("mem.a", subject=Subject(device=1))])
     assert [x.confidence for x in found] == [0.9, 0.9]

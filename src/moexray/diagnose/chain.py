@@ -63,31 +63,42 @@ def link(findings: list[Finding]) -> list[Finding]:
 
 
 def order(findings: list[Finding]) -> list[Finding]:
-    """Root causes first, then the system before its artefacts, then severity, confidence, cost."""
-    depth = _depths(findings)
+    """Puts causes before their consequences, and otherwise the gravest first.
+
+    Of the findings whose causes are all said, the next is the one that speaks of the system (not
+    of an artefact), leads to the worst severity, and is the most certain and costly. Hypotheses
+    ("cannot tell") come last.
+    """
     system = any(not _aside(f) and f.severity != "info" for f in findings)
+    weight = _weights(findings)
 
     def key(f: Finding) -> tuple[object, ...]:
         aside = _aside(f) and (system or f.severity == "info")
-        worst = len(SEVERITIES) - SEVERITIES.index(f.severity)
-        return (f.cannot_tell, aside, depth[f.id], worst, -f.confidence, -f.cost)
+        return (f.cannot_tell, aside, -weight[f.id], -SEVERITIES.index(f.severity), -f.confidence, -f.cost)
 
-    return sorted(findings, key=key)
+    rest, out = sorted(findings, key=key), []
+    while rest:
+        waiting = {f.id for f in rest}
+        free = (i for i, f in enumerate(rest) if not waiting.intersection(f.implied_by))
+        out.append(rest.pop(next(free, 0)))  # a circle of causes is cut at its gravest member
+    return out
 
 
 def _aside(f: Finding) -> bool:
     return f.id.startswith(ABOUT_INPUTS) or f.id in ABOUT_NUMBERS
 
 
-def _depths(findings: list[Finding]) -> dict[str, int]:
-    """How many causes stand above an id; cycles are cut where they close."""
-    causes: dict[str, set[str]] = {}
+def _weights(findings: list[Finding]) -> dict[str, int]:
+    """Worst severity of an id and of all that follows from it."""
+    effects: dict[str, set[str]] = {f.id: set() for f in findings}
+    own: dict[str, int] = {}
     for f in findings:
-        causes.setdefault(f.id, set()).update(f.implied_by)
+        own[f.id] = max(own.get(f.id, 0), SEVERITIES.index(f.severity))
+        for cause in f.implied_by:
+            effects.setdefault(cause, set()).add(f.id)
 
-    def depth(id: str, above: tuple[str, ...]) -> int:
-        if id in above:
-            return 0
-        return max((1 + depth(c, (*above, id)) for c in causes.get(id, ())), default=0)
+    def worst(id: str, above: tuple[str, ...]) -> int:
+        below = (worst(e, (*above, id)) for e in effects.get(id, ()) if e not in above)
+        return max(own.get(id, 0), max(below, default=0))
 
-    return {id: depth(id, ()) for id in causes}
+    return {id: worst(id, ()) for id in own}
