@@ -86,10 +86,9 @@ class Source:
         disk = self.disk_bytes
         if self.compression != "gzip":
             return disk
-        if self._content is not None:
-            tail = self._content[-4:]
-        else:
-            with self.file.open("rb") if self.file else io.BytesIO() as handle:
+        tail = (self._content or b"")[-4:]
+        if self.file is not None and self._content is None:
+            with self.file.open("rb") as handle:
                 handle.seek(max(0, disk - 4))
                 tail = handle.read(4)
         return max(disk, int.from_bytes(tail, "little"))

@@ -48,8 +48,7 @@ def read(source: Source, out: Reading) -> bool:
     from moexray.readers.kineto_events import split
 
     raw = source.size_hint
-    columns = Columns(huge=raw > HUGE_BYTES)
-    reader = _Reader(columns)
+    reader = _Reader(Columns(huge=raw > HUGE_BYTES))
     size = 0
 
     def pieces() -> Iterator[bytes]:
@@ -67,12 +66,17 @@ def read(source: Source, out: Reading) -> bool:
 
 
 def _pieces(source: Source, raw: int) -> Iterator[bytes]:
-    if raw > STREAM_BYTES:
-        yield from source.chunks()
+    """The whole content if it may be held at once, else pieces of some MiB."""
+    if raw <= STREAM_BYTES:
+        yield source.data()
         return
-    data = source.data()
-    for i in range(0, len(data), PIECE):
-        yield data[i : i + PIECE]
+    held: list[bytes] = []
+    for piece in source.chunks():
+        held.append(piece)
+        if sum(map(len, held)) >= PIECE:
+            yield b"".join(held)
+            held = []
+    yield b"".join(held)
 
 
 def from_document(document: Any, source: Source, out: Reading) -> bool:
@@ -112,14 +116,14 @@ class _Reader:
         self.array = self.is_trace = False
         self.encoding = "utf-8"
 
-    def take(self, kind: str, data: bytes) -> None:
+    def take(self, kind: str, data: memoryview) -> None:
         """Takes the head, a chunk of events, or the last chunk with the tail."""
         if kind == "head":
-            self._head(data)
+            self._head(bytes(data))
         elif kind == "events":
             self._events(data)
         else:
-            self._last(data)
+            self._last(bytes(data))
 
     def note_head(self, document: Document | None) -> None:
         """Keeps the facts of the top level."""
@@ -142,12 +146,12 @@ class _Reader:
             document = self._mended(data + b"]}", list_expected=False)
         self.note_head(document)
 
-    def _events(self, data: bytes) -> None:
+    def _events(self, data: memoryview) -> None:
         from moexray.readers.kineto_events import convert, decode_events
 
         events = decode_events(data)
         if events is None:
-            records = self._parse(b"[" + data + b"]")
+            records = self._parse(b"".join((b"[", data, b"]")))
             events, odd = convert(records if isinstance(records, list) else [])
             self.repairs.dropped += odd
         self.is_trace = True

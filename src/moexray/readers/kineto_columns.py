@@ -220,8 +220,6 @@ def _hashable(key: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _pair(marks: list[tuple[int, Event]]) -> list[Event]:
     """Slices of begin and end events: per thread, the end closes the last open begin."""
-    from moexray.readers.kineto_events import Event
-
     order: Callable[[tuple[int, Event]], tuple[float, int]] = lambda m: (_number(m[1].ts), m[0])  # noqa: E731
     stacks: dict[Any, list[Event]] = {}
     done: list[Event] = []

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Args", "Document", "Event", "Part", "convert", "decode_document", "decode_events", "split"]
 
-CHUNK_BYTES = 8 << 20  # events are decoded in pieces of this size: bounded memory, warm caches
+CHUNK_BYTES = 4 << 20  # events are decoded in pieces of this size: bounded memory, warm caches
 MAX_EVENT_BYTES = 64 << 20  # without an event boundary in this many bytes it is no event list
 OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
 FIRST_KEY = re.compile(rb'\s*\{\s*"([^"\\]{1,64})"\s*:')
@@ -84,45 +84,47 @@ class Part(msgspec.Struct, frozen=True):
 
     Args:
         kind: "head" (all before the first event), "events", or "last" (events and what follows).
-        data: The bytes; events without the brackets of their array.
+        data: The bytes, not copied; events without the brackets of their array.
     """
 
     kind: str
-    data: bytes
+    data: memoryview
 
 
 def split(pieces: Iterable[bytes]) -> Iterator[Part]:
     """Cuts a trace into its head, chunks of whole events, and the last chunk with the tail.
 
     Args:
-        pieces: The content, decompressed.
+        pieces: The content, decompressed; one piece or many.
 
     Yields:
         Parts; a head with the data b"[" for an array at the top level. Nothing if no list of
         events is found.
     """
-    buffer = b""
+    buffer, at = b"", 0
     boundary: re.Pattern[bytes] | None = None
     opened = False
     for piece in pieces:
-        buffer = buffer + piece if buffer else piece
+        buffer, at = (buffer[at:] + piece if at < len(buffer) else piece), 0
         if not opened:
-            start = _start(buffer)
-            if start < 0:
+            at = _start(buffer)
+            if at < 0:
                 if len(buffer) > MAX_EVENT_BYTES:
                     return
+                at = 0
                 continue
-            yield Part("head", b"[" if buffer[:start].strip() == b"[" else buffer[:start])
-            buffer, opened = buffer[start:], True
-        while len(buffer) >= CHUNK_BYTES:
-            boundary = boundary or _boundary(buffer)
-            cut = _last_cut(buffer, boundary)
+            head = b"[" if buffer[:at].strip() == b"[" else buffer[:at]
+            yield Part("head", memoryview(head))
+            opened = True
+        while len(buffer) - at >= CHUNK_BYTES:
+            boundary = boundary or _boundary(buffer, at)
+            cut = _last_cut(buffer, at, boundary)
             if cut is None:
                 break
-            yield Part("events", buffer[: cut[0]])
-            buffer = buffer[cut[1] :]
+            yield Part("events", memoryview(buffer)[at : cut[0]])
+            at = cut[1]
     if opened:
-        yield Part("last", buffer)
+        yield Part("last", memoryview(buffer)[at:])
 
 
 def _start(buffer: bytes) -> int:
@@ -133,26 +135,26 @@ def _start(buffer: bytes) -> int:
     return len(buffer) - len(text) + 1 if text.startswith(b"[") else -1
 
 
-def _boundary(buffer: bytes) -> re.Pattern[bytes]:
-    first = FIRST_KEY.match(buffer)
+def _boundary(buffer: bytes, at: int) -> re.Pattern[bytes]:
+    first = FIRST_KEY.match(buffer, at)
     key = re.escape(first.group(1)) if first else b"ph"
     return re.compile(rb"\}\s*,\s*(?=\{\s*\"" + key + rb"\"\s*:)")
 
 
-def _last_cut(buffer: bytes, boundary: re.Pattern[bytes]) -> tuple[int, int] | None:
+def _last_cut(buffer: bytes, at: int, boundary: re.Pattern[bytes]) -> tuple[int, int] | None:
     """(end of the last whole event of a chunk, start of the next event)."""
-    start = CHUNK_BYTES - (CHUNK_BYTES >> 3)
+    start = at + CHUNK_BYTES - (CHUNK_BYTES >> 7)
     last = None
-    for match in boundary.finditer(buffer, start, CHUNK_BYTES + 4096):
+    for match in boundary.finditer(buffer, start, at + CHUNK_BYTES + 4096):
         last = match
     last = last or boundary.search(buffer, start)
     return (last.start() + 1, last.end()) if last else None
 
 
-def decode_events(data: bytes) -> list[Event] | None:
+def decode_events(data: memoryview) -> list[Event] | None:
     """Typed events of a chunk; None if the chunk is damaged."""
     try:
-        return _LIST.decode(b"[" + data + b"]")
+        return _LIST.decode(b"".join((b"[", data, b"]")))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return None
 
@@ -182,13 +184,9 @@ def convert(records: list[Any]) -> tuple[list[Event], int]:
         try:
             events.append(msgspec.convert(record, Event))
         except msgspec.ValidationError:
-            texts = {k: str(record.get(k, "")) for k in ("ph", "cat", "name")}
             args = record.get("args")
-            events.append(
-                Event(
-                    **texts,
-                    **{k: record.get(k) for k in ("pid", "tid", "ts", "dur")},
-                    args=msgspec.convert(args, Args) if isinstance(args, dict) else NO_ARGS,
-                )
-            )
+            plain: dict[str, Any] = {k: str(record.get(k, "")) for k in ("ph", "cat", "name")}
+            plain |= {k: record.get(k) for k in ("pid", "tid", "ts", "dur")}
+            plain["args"] = msgspec.convert(args, Args) if isinstance(args, dict) else NO_ARGS
+            events.append(Event(**plain))
     return events, odd

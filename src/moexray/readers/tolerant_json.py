@@ -98,7 +98,7 @@ def report(repairs: Repairs, out: Reading, *, end_mark_optional: bool = False) -
                 (repairs.tokens, "bare words (inf, nan, N/A and the like) read as missing"),
                 (repairs.strings, "strings with raw control characters, bad escapes or odd quotes"),
                 (repairs.commas, "commas or values missing or too many"),
-                (repairs.bytes, "byte sequences that are no text"),
+                (repairs.bytes, "places with bytes that are no text"),
                 (repairs.dropped, "records dropped because they have no single reading"),
             )
             if n
