@@ -13,6 +13,7 @@ OOM = Table(
         Column("kind", "str", "", "record (numbers), bare (no numbers), warning (failed attempt)."),
         Column("t_s", "float", "s", "Time on the clock of the log, if it has one."),
         Column("rank", "int", "", "Global rank, if the line says so."),
+        Column("worker", "str", "", "The worker's name as printed."),
         Column("device", "int", "", "Device index as the message counts."),
         Column("request_bytes", "int", "bytes", "What was asked for."),
         Column("free_bytes", "int", "bytes", "What the device had free."),
@@ -26,7 +27,8 @@ OOM = Table(
         Column("others", "object", "", "Other processes named: list of {pid, bytes}."),
         Column("rounding", "object", "", "Half a printed unit per field, bytes: {request: 5242.88}."),
         Column("repeats", "int", "", "How often the same record occurs (Ray's 'repeated Nx')."),
-        Column("phase", "str", "", "What the engine was doing: capture, kv_sizing, serving; null."),
+        Column("phase", "str", "", "loading, profiling, kv_sizing, capture, serving; null if unknown."),
+        Column("earlier", "bool", "", "A later process in the same log started and served."),
         Column("text", "str", "", "The message."),
     ),
 )

@@ -1,0 +1,83 @@
+"""What kernels, container runtimes and schedulers say of a process that the host's memory killed."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+__all__ = ["host_event"]
+
+_KILLED = re.compile(
+    r"(?:Memory cgroup |Out of memory|memory cgroup )[^\n]{0,40}?(?:Killed|Kill) process (\d+),? ?\(?([^),]{0,40})\)?"
+    r"|\bKilled process (\d+),? ?\(([^)]{1,40})\)"
+)
+_CONSTRAINT = re.compile(r"\boom-kill:constraint=(\w+)")
+_LIMIT = re.compile(r"\bmemory: usage (\d+) ?kB, limit (\d+) ?kB")
+_KB = {
+    "anon_rss_bytes": re.compile(r"\banon-rss: ?(\d+) ?kB"),
+    "shmem_rss_bytes": re.compile(r"\bshmem-rss: ?(\d+) ?kB"),
+    "total_vm_bytes": re.compile(r"\btotal-vm: ?(\d+) ?kB"),
+}
+_UNIT_KILLED = re.compile(
+    r"(?i)has been killed by the OOM killer|killed by the oom[- ]killer|failed with result '?oom-kill|result=oom-kill"
+    r"|detected [1-9]\d* oom[-_ ]?kill|some of the step tasks have been oom killed|memory cgroup out of memory"
+    r"|oom[-_]kill event|\bTaskOOM\b|/tasks/oom\b"
+)
+_OOMKILLED = re.compile(r"\bOOMKilled\b(?!\"?'?\s*[:=]\s*\"?(?:false|0|no)\b)", re.IGNORECASE)
+_RAY = re.compile(
+    r"killed due to memory pressure|was killed due to the node running low on memory|OutOfMemoryError: Task was killed"
+)
+_COUNTER = re.compile(r"\boom_kill[ =:]+([1-9]\d*)\b")
+_SIGKILL = re.compile(
+    r"(?i)\bexit(?:ed)?[ _]?(?:code|status|with code|with)?[ :=]*\(?(?:code:? ?)?(-9|137)\b|\bSIGKILL\b|signal(?: number)? 9\b|\bsignal: killed"
+)
+_DIED = re.compile(r"(?i)died|unexpected|crash|terminated|was killed|failed|exited|last state|lost")
+_XID = re.compile(r"\bXid \(([^)]+)\): (\d+)(?:,\s*pid=['\"]?(\d+|<unknown>)['\"]?)?(?:,\s*name=([^,\s]+))?")
+
+
+def host_event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
+    """(kind, fields) of a line about a killed process or a GPU fault of the driver; see memory_events."""
+    if "xid" in low and (m := _XID.search(text)):
+        pid = int(m[3]) if m[3] and m[3].isdigit() else None
+        return "gpu.xid", {"xid": int(m[2]), "pci": m[1], "pid": pid, "name": m[4]}
+    if "kill" in low or "oom" in low or "memory:" in low:
+        found = _kernel(text) or _runtime(text)
+        if found:
+            return "host.oom_kill", found
+    if ("137" in low or "-9" in low or "kill" in low or "signal" in low) and _DIED.search(text):
+        m = _SIGKILL.search(text)
+        if m and not _ORDERLY.search(text):
+            return "host.killed", {"exit_code": m[1]}
+    return None
+
+
+_ORDERLY = re.compile(r"(?i)graceful|on request|by user|shutting down|stopping|scale|preempt|drain|requested")
+
+
+def _kernel(text: str) -> dict[str, Any] | None:
+    m = _KILLED.search(text)
+    sizes = {k: int(n[1]) * 1024 for k, p in _KB.items() if (n := p.search(text))}
+    if m:
+        pid, name = (m[1], m[2]) if m[1] else (m[3], m[4])
+        return {"by": "kernel", "pid": int(pid), "name": name.strip() or None, **sizes}
+    if m := _CONSTRAINT.search(text):
+        out: dict[str, Any] = {"by": "kernel", "memcg": "MEMCG" in m[1]}
+        for key in ("task", "pid"):
+            if n := re.search(rf"\b{key}=([^,\s]+)", text):
+                out["name" if key == "task" else "pid"] = n[1] if key == "task" else int(n[1])
+        return out
+    if m := _LIMIT.search(text):
+        return {"by": "limit", "usage_bytes": int(m[1]) * 1024, "limit_bytes": int(m[2]) * 1024}
+    return None
+
+
+def _runtime(text: str) -> dict[str, Any] | None:
+    if _OOMKILLED.search(text):
+        return {"by": "container"}
+    if _UNIT_KILLED.search(text):
+        return {"by": "service"}
+    if _RAY.search(text):
+        return {"by": "ray"}
+    if m := _COUNTER.search(text):
+        return {"by": "counter", "count": int(m[1])}
+    return None

@@ -1,0 +1,172 @@
+"""Log lines about memory that are no error: budgets, graph capture, growing buffers, host OOM, Xid.
+
+Kinds in the table `log` and their fields (bytes as integers, absent where not printed):
+
+    mem.budget         total, utilisation, budget, weights, non_torch, activation, kv, graphs (_bytes)
+    mem.capture_begin  avail_bytes
+    mem.capture_end    cost_bytes, avail_bytes, elapsed_s
+    mem.activation     bytes, tokens, per_token_bytes, what (the line without its numbers)
+    mem.custom_all_reduce  state: "off", "failed"
+    host.oom_kill      by, pid, name, anon_rss_bytes, usage_bytes, limit_bytes, memcg
+    host.killed        exit_code, reason: a process died by signal 9, nobody said why
+    gpu.xid            xid, pci, pid, name
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from moexray.readers.lines.host_events import host_event
+from moexray.readers.lines.oom_fields import SIZE_UNITS
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moexray.core.run import Reading
+    from moexray.readers.lines.line import Line
+
+__all__ = ["WORDS", "parse"]
+
+WORDS = (
+    "memory", "weight", "kv cache", "cuda graph", "graph captur", "tokens", "oom", "killed", "xid", "exit code",
+    "custom_all_reduce", "custom allreduce",
+)
+_S = r"(\d+(?:\.\d+)?) ?([KMGT]i?B|bytes)"
+
+# Engines print binary units, "GB" included (SGLang divides by 2**30).
+_ENGINE_UNITS = {**SIZE_UNITS, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
+
+_BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
+    (name, re.compile(pattern, re.IGNORECASE))
+    for name, pattern in (
+        ("utilisation", r"(?:gpu_memory_utilization|utilization)\s*(?:=|is|:|of)?\s*\(?\s*(0?\.\d+|1\.0+|1)\b"),
+        ("utilisation", r"requested memory: (0?\.\d+|1\.0+) \(util\)"),
+        ("total", rf"\d of {_S}\)"),
+        ("total", rf"total[_ ]gpu[_ ]memory:? \(?{_S}"),
+        ("budget", rf"requested (?:gpu )?memory(?: budget)?: {_S}"),
+        ("budget", rf"\(util\), {_S}"),
+        ("budget", rf"gpu_memory_utilization \([\d.]+\) = {_S}"),
+        ("budget", rf"utilization is \([\d.]+, {_S}\)"),
+        ("budget", rf"memory budget(?: of|:)? {_S}"),
+        ("weights", rf"(?:model )?weights(?: memory)?(?: take|:| took)? ?{_S}"),
+        ("weights", rf"model (?:weights|loading) (?:take|took) {_S}"),
+        ("weights", rf"{_S} for (?:model )?weights?\b"),
+        ("non_torch", rf"non[-_ ]torch(?:[-_ ]\w+)*(?: memory)?(?: takes|:| is)? {_S}"),
+        ("non_torch", rf"{_S} for non-torch"),
+        ("activation", rf"activation(?: peak)?(?: memory)?(?: takes|:) {_S}"),
+        ("activation", rf"torch peak memory(?: increase)?: {_S}"),
+        ("activation", rf"{_S} for peak activation"),
+        ("kv", rf"kv[ _]cache(?: memory| budget| size)?(?: is|:) {_S}"),
+        ("kv", rf"\bkv size: {_S}"),
+        ("graphs", rf"{_S} for cuda ?graph"),
+        ("graphs", rf"cuda graph memory: {_S}"),
+    )
+)
+_BUDGET_WORDS = re.compile(r"(?i)weights?\b|kv[ _]cache|KV size|memory (?:budget|util|profil)|requested memory|non[-_ ]torch|loading took")
+_KV_PARTS = re.compile(rf"(?i)\bK size: {_S}, V size: {_S}")
+_CAPTURE = re.compile(r"(?i)captur\w* (?:\w+ ){0,2}cuda graph (?:begin|end)|graph captur\w+ finished|capture_model took")
+_AVAIL = re.compile(rf"(?i)avail(?:able)?[ _](?:gpu[ _])?mem(?:ory)?\s*[=:]\s*{_S}")
+_COST = re.compile(rf"(?i)(?:mem(?:ory)? usage\s*[=:]|\btook|\bcost)\s*{_S}")
+_ELAPSED = re.compile(r"(?i)(?:elapsed:?|finished in)\s*(\d+(?:\.\d+)?) ?s")
+_TOKENS = re.compile(
+    r"(?i)(?:#?\btokens?|num_tokens|n_tokens|context(?:_len(?:gth)?| length)?|seq_?lens?|sequence length|prefix(?:_len)?|"
+    r"position|kv_len)\s*[=:]?\s*(\d[\d,]*)(?![\d.%/]|\s*(?:tokens?)?/s)|(\d[\d,]*) (?:\w+ ){0,2}tokens?\b(?!/s| per| ?/)"
+)
+_BUFFER = re.compile(
+    rf"(?i)(?:buffer|activation|workspace|logits|alloc\w*|intermediate|temporar\w+|tensor|scratch|request\w*)\b[^\d;]{{0,60}}?{_S}"
+    rf"(?! ?/s)"
+)
+_PER_TOKEN = re.compile(rf"(?i){_S}(?: per |/)token")
+_NOT_ACTIVATION = re.compile(r"(?i)kv[ _]?(?:cache|size)|throughput|weights?\b|per second|out of memory|pool end|free\b|budget")
+_REDUCE_OFF = re.compile(r"(?i)custom[ _]all[-_]?reduce (?:is|was|will be) (?:disabled|turned off|not (?:used|supported))|custom allreduce is disabled")
+_REDUCE_FAILED = re.compile(
+    r"(?i)custom_all_?reduce\.cuh?\S*[^\n]*(?:invalid argument|error)|error[^\n]*custom_all_?reduce\.cuh?"
+    r"|cudaIpc(?:Get|Open)MemHandle\w*[^\n]*(?:invalid|fail|error)"
+)
+_DIGITS = re.compile(r"\d[\d,]*(?:\.\d+)?")
+
+
+def parse(lines: Sequence[Line], out: Reading) -> None:
+    """Adds rows of the kinds above to `log`."""
+    for line in lines:
+        text = line.text
+        if len(text) < 8:
+            continue
+        low = text.lower()
+        if not any(w in low for w in WORDS):
+            continue
+        found = host_event(text, low) or _event(text, low)
+        if found:
+            kind, fields = found
+            out.add(
+                "log", where=f"line {line.number}", kind=kind, t_s=line.t_s, rank=line.rank, worker=line.worker,
+                level=line.level, fields=fields, text=(line.full or text)[:600],
+            )
+
+
+def _event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
+    if "graph" in low and _CAPTURE.search(text):
+        return _capture(text, low)
+    if "custom" in low or "cudaipc" in low:
+        if _REDUCE_FAILED.search(text):
+            return "mem.custom_all_reduce", {"state": "failed"}
+        if _REDUCE_OFF.search(text):
+            return "mem.custom_all_reduce", {"state": "off"}
+    if ("gib" in low or "gb" in low) and _BUDGET_WORDS.search(text):
+        fields = _budget(text)
+        if fields:
+            return "mem.budget", fields
+    if "token" in low or "context" in low or "seq" in low:
+        return _activation(text)
+    return None
+
+
+def _capture(text: str, low: str) -> tuple[str, dict[str, Any]]:
+    avail, cost, elapsed = _AVAIL.search(text), _COST.search(text), _ELAPSED.search(text)
+    fields: dict[str, Any] = {}
+    if avail:
+        fields["avail_bytes"] = _bytes(avail[1], avail[2])
+    if "begin" in low and "end" not in low.split("begin")[0]:
+        return "mem.capture_begin", fields
+    if cost:
+        fields["cost_bytes"] = _bytes(cost[1], cost[2])
+    if elapsed:
+        fields["elapsed_s"] = float(elapsed[1])
+    return "mem.capture_end", fields
+
+
+def _budget(text: str) -> dict[str, Any]:
+    fields: dict[str, Any] = {}
+    for name, pattern in _BUDGET:
+        m = pattern.search(text)
+        if m is None:
+            continue
+        if name == "utilisation":
+            fields.setdefault("utilisation", float(m[1]))
+        else:
+            fields.setdefault(f"{name}_bytes", _bytes(m[1], m[2]))
+    if "kv_bytes" not in fields and (m := _KV_PARTS.search(text)):
+        fields["kv_bytes"] = _bytes(m[1], m[2]) + _bytes(m[3], m[4])
+    if "Load weight end" in text and (m := _COST.search(text)):
+        fields["weights_bytes"] = _bytes(m[1], m[2])
+    return fields if fields.keys() - {"utilisation"} else {}
+
+
+def _activation(text: str) -> tuple[str, dict[str, Any]] | None:
+    if _NOT_ACTIVATION.search(text):
+        return None
+    size, tokens = _BUFFER.search(text), _TOKENS.search(text)
+    if size is None or tokens is None:
+        return None
+    per = _PER_TOKEN.search(text)
+    return "mem.activation", {
+        "bytes": _bytes(size[1], size[2]),
+        "tokens": int((tokens[1] or tokens[2]).replace(",", "")),
+        "per_token_bytes": _bytes(per[1], per[2]) if per else None,
+        "what": _DIGITS.sub("#", text)[:200],
+    }
+
+
+def _bytes(number: str, unit: str) -> int:
+    return round(float(number) * _ENGINE_UNITS[unit.lower()])
