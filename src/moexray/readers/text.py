@@ -8,7 +8,6 @@ quota: memory stays bounded however long the log is.
 from __future__ import annotations
 
 import codecs
-import re
 from collections import Counter
 from itertools import chain
 from typing import TYPE_CHECKING
@@ -32,6 +31,7 @@ __all__ = ["parse_lines", "read", "sniff", "sniff_json_log"]
 SMALL_BYTES = 24 << 20  # a text up to this size, with LINE_COST a line, is kept whole
 LINE_COST = 64  # bytes that a line counts on top of its text: a file of line ends is large, too
 QUOTA = 20_000  # lines kept per word of a larger file
+MOST_LINES = 400_000  # lines kept of what lies beyond SMALL_BYTES
 AFTER = 3  # lines kept after a hit: hard wraps and tracebacks
 LINE_BYTES = 1 << 20  # a longer line is cut (binary rubbish without line ends)
 JUMPS_SHOWN = 3
@@ -55,8 +55,8 @@ def read(source: Source, out: Reading) -> None:
     """Runs every line parser over the lines of the text."""
     found: Counter[str] = Counter()
     head = decode(source.head)[0]
-    raw = _thin_out(_numbered(source, found), out)
-    parse_lines(list(Cleaner(head).lines(raw)), out, head)
+    lines = list(Cleaner(head).lines(_numbered(source, out, found)))
+    parse_lines(lines, out, head)
     for encoding in sorted(found):
         part = "the text is" if encoding.startswith("utf") else f"{found[encoding]} lines are"
         text = f"{part} {encoding}, not plain UTF-8; all of it was read"
@@ -88,8 +88,8 @@ def parse_lines(lines: list[Line], out: Reading, head: str) -> None:
         )
 
 
-def _numbered(source: Source, found: Counter[str]) -> Iterator[tuple[int, str]]:
-    """Yields (number, line) of a source of any encoding; counts encodings other than UTF-8."""
+def _blocks(source: Source, found: Counter[str]) -> Iterator[bytes]:
+    """Yields pieces of whole lines in UTF-8 without NULs; counts other encodings in `found`."""
     pieces = source.chunks()
     first = next(pieces, b"")
     wide = _wide(first)
@@ -102,19 +102,73 @@ def _numbered(source: Source, found: Counter[str]) -> Iterator[tuple[int, str]]:
         if first.startswith(codecs.BOM_UTF8):
             found["utf-8-sig"] += 1
         pieces = chain((first.removeprefix(codecs.BOM_UTF8),), pieces)
-    rest, number, nul = b"", 0, False
+    rest = b""
     for piece in pieces:
-        nul = nul or b"\0" in piece
-        *lines, rest = (rest + piece.replace(b"\0", b"")).split(b"\n")
-        for line in lines:
-            number += 1
-            yield number, _decode(line, found)
-        if len(rest) > LINE_BYTES:
-            rest = rest[:LINE_BYTES]
+        whole = piece.replace(b"\0", b"")
+        if len(whole) < len(piece):
+            found["utf-8+nul"] = 1
+        lines, end, rest = (rest + whole).rpartition(b"\n")
+        if end:
+            yield lines + end
+        rest = rest[:LINE_BYTES]
     if rest:
-        yield number + 1, _decode(rest, found, last=True)
-    if nul and not wide:
-        found["utf-8+nul"] += 1
+        yield rest
+
+
+def _numbered(source: Source, out: Reading, found: Counter[str]) -> Iterator[tuple[int, str]]:
+    """Yields (number, line); of what lies beyond SMALL_BYTES only lines that a parser may use."""
+    number, size = 1, 0
+    words = [w.encode() for w in WORDS]
+    kept: Counter[bytes] = Counter()
+    lines = left_out = 0
+    for block in _blocks(source, found):
+        count = block.count(b"\n") + (not block.endswith(b"\n"))
+        if size <= SMALL_BYTES:
+            size += len(block) + LINE_COST * count
+            for i, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+                yield number + i, _decode(line, found)
+        else:
+            chosen = _choose(block, words, kept) if lines < MOST_LINES else []
+            lines += len(chosen)
+            left_out += count - len(chosen)
+            for i, line in chosen:
+                yield number + i, _decode(line, found)
+        number += count
+    if left_out:
+        full = ", ".join(w.decode() for w, n in kept.items() if n >= QUOTA)
+        note = f"; only the first {QUOTA} lines were kept of: {full}" if full else ""
+        out.notes.append(f"read as a stream: {left_out} lines without a known word were left out{note}")
+
+
+def _choose(block: bytes, words: list[bytes], kept: Counter[bytes]) -> list[tuple[int, bytes]]:
+    """The lines of a block that hold a word, and the AFTER lines behind each; (index, line).
+
+    A word whose quota is used up is taken out of `words`.
+    """
+    low = block.lower()
+    starts: set[int] = set()
+    for word in tuple(words):
+        at = low.find(word)
+        while at >= 0:
+            starts.add(low.rfind(b"\n", 0, at) + 1)
+            kept[word] += 1
+            if kept[word] >= QUOTA:
+                words.remove(word)
+                break
+            end = low.find(b"\n", at)
+            at = low.find(word, end) if end >= 0 else -1
+    chosen: dict[int, bytes] = {}
+    index = before = 0
+    for start in sorted(starts):
+        index += block.count(b"\n", before, start)
+        before = at = start
+        for i in range(AFTER + 1):
+            end = block.find(b"\n", at)
+            chosen[index + i] = block[at : end if end >= 0 else len(block)]
+            if end < 0 or end + 1 >= len(block):
+                break
+            at = end + 1
+    return sorted(chosen.items())
 
 
 def _wide(head: bytes) -> str:
@@ -122,52 +176,11 @@ def _wide(head: bytes) -> str:
     return encoding if encoding.startswith("utf-16") else ""
 
 
-def _decode(line: bytes, found: Counter[str], *, last: bool = False) -> str:
+def _decode(line: bytes, found: Counter[str]) -> str:
     try:
         return line.decode()
     except UnicodeDecodeError as why:
-        if last and why.start > len(line) - 4:  # the file ends inside a character
-            return line[: why.start].decode()
+        if why.reason == "unexpected end of data" and why.start > len(line) - 4:
+            return line[: why.start].decode()  # cut inside a character
         found["latin-1"] += 1
         return line.decode("latin-1")
-
-
-def _thin_out(numbered: Iterator[tuple[int, str]], out: Reading) -> Iterator[tuple[int, str]]:
-    """Leaves out, after the first SMALL_BYTES, the lines that no parser can use."""
-    size = 0
-    for item in numbered:
-        size += len(item[1]) + LINE_COST
-        yield item
-        if size > SMALL_BYTES:
-            break
-    else:
-        return
-    words = list(WORDS)
-    kept: Counter[str] = Counter()
-    pattern = _pattern(words)
-    follow = dropped = 0
-    for number, text in numbered:
-        m = pattern.search(text)
-        if m:
-            word = m[0].lower()
-            kept[word] += 1
-            if kept[word] == QUOTA:
-                words.remove(word)
-                pattern = _pattern(words)
-            follow = AFTER
-            yield number, text
-        elif follow and text.strip():
-            follow -= 1
-            yield number, text
-        else:
-            dropped += 1
-    full = [w for w, n in kept.items() if n >= QUOTA]
-    note = f"read as a stream: {dropped} lines past {SMALL_BYTES >> 20} MiB without a known word left out"
-    if full:
-        note += f"; of lines with {', '.join(full)} only the first {QUOTA} were kept"
-    out.notes.append(note)
-
-
-def _pattern(words: list[str]) -> re.Pattern[str]:
-    """Any of the words, any case; nothing if there are none."""
-    return re.compile("|".join(map(re.escape, words)) or r"(?!)", re.IGNORECASE)
