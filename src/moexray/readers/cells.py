@@ -14,7 +14,18 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.csv_file import Grid
 
-__all__ = ["BASE", "column", "is_number", "is_placeholder", "number", "quantity", "split_unit", "words"]
+__all__ = [
+    "BASE",
+    "base",
+    "column",
+    "is_number",
+    "is_placeholder",
+    "number",
+    "quantity",
+    "split_unit",
+    "word_set",
+    "words",
+]
 
 NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
 WITH_UNIT = re.compile(r"(" + NUMBER.pattern + r")\s*([A-Za-z%µμ][A-Za-z%/µμ]*(?:/s(?:ec)?)?)?")
@@ -42,7 +53,7 @@ BASE: dict[str, tuple[str, float]] = {
     "rps": ("per_s", 1.0), "1/s": ("per_s", 1.0), "per second": ("per_s", 1.0),
 }
 IN_BRACKETS = re.compile(r"^(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]\s*$")
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _SPLIT = re.compile(r"[^a-z0-9.%]+")
 
 
@@ -66,6 +77,16 @@ def quantity(cell: str) -> tuple[float, str] | None:
     """A number with its unit as written ("655.00 W" -> 655.0, "W"); None if it is no such cell."""
     m = WITH_UNIT.fullmatch(cell.strip())
     return (float(m[1]), m[2] or "") if m else None
+
+
+def word_set(text: str) -> frozenset[str]:
+    """The words of a text, for tables of names."""
+    return frozenset(text.split())
+
+
+def base(value: float, factor: float) -> float:
+    """A value in its base unit, free of the dust of binary fractions (274.9 ms is 0.2749 s)."""
+    return value if factor == 1.0 else float(f"{value * factor:.12g}")
 
 
 @lru_cache(maxsize=4096)

@@ -19,7 +19,8 @@ from moexray.core.errors import ReadError
 from moexray.core.source import decode
 from moexray.readers import text as text_reader
 from moexray.readers.cells import is_number, is_placeholder, quantity
-from moexray.readers.shapes import routing_csv
+from moexray.readers.shapes import matrix, routing_csv
+from moexray.readers.shapes.bench_table import bench_table, metric_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -75,7 +76,10 @@ class Grid:
 
 # Each takes (grid, source, out) and returns whether the table was its own. First yes wins.
 SHAPES: tuple[Callable[[Grid, Source, Reading], bool], ...] = (
+    matrix.read_table,
     routing_csv.read_csv,
+    bench_table,
+    metric_table,
 )
 
 
@@ -88,11 +92,15 @@ def sniff(head: bytes) -> bool:
     if found is None:
         return False
     _, rows = found
-    widths = [len(cells) for _, cells in rows]
-    common = max(set(widths), key=widths.count)
+    widths = [len(cells) for _, cells in rows if cells]
+    wide = [w for w in widths if w > 1]
+    if not wide:
+        return False
+    common = max(set(wide), key=wide.count)
     first = next(cells for _, cells in rows if len(cells) == common)
-    fit = sum(w == common for w in widths)
-    if common == 1 or fit < 0.6 * len(widths) or first[0].startswith(("{", "<")):
+    # a row fits if a neighbour has as many cells: a file may hold several tables
+    fit = sum(w > 1 and w in (a, b) for a, w, b in zip([0, *widths], widths, [*widths[1:], 0], strict=False))
+    if fit < 0.6 * len(widths) - (len(widths) < 3) or first[0].startswith(("{", "<")):
         return False
     return all(len(c) <= MAX_NAME and len(c.split()) <= MAX_NAME_WORDS and not PROSE.search(c) for c in first)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import ReadError
 from moexray.core.source import decode
 from moexray.readers import kineto, text
-from moexray.readers.shapes import routing
+from moexray.readers.shapes import flight, groups, matrix, routing, snapshot
+from moexray.readers.shapes.bench_json import bench_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +27,12 @@ __all__ = ["SHAPES", "read", "sniff"]
 # arrive as a list of objects. First yes wins.
 SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
     kineto.from_document,
+    snapshot.shape,
+    flight.read,
+    matrix.read_json,
+    groups.read,
     routing.read_json,
+    bench_json,
 )
 
 

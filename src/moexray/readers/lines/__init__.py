@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moexray.readers.lines import comm, comm_a2a, comm_nccl, comm_ras
+from moexray.readers.lines import bench
 from moexray.readers.lines.line import Line, clean_lines
 
 if TYPE_CHECKING:
@@ -38,6 +40,12 @@ class LineParser:
     words: tuple[str, ...] = ()
 
 
-LINE_PARSERS: tuple[LineParser, ...] = ()
+LINE_PARSERS: tuple[LineParser, ...] = (
+    LineParser("collectives", comm.parse, comm.WORDS),
+    LineParser("nccl status", comm_ras.parse, comm_ras.WORDS),
+    LineParser("nccl debug", comm_nccl.parse, comm_nccl.WORDS),
+    LineParser("all-to-all", comm_a2a.parse, comm_a2a.WORDS),
+    LineParser("bench", bench.parse, bench.WORDS),
+)
 
 WORDS: tuple[str, ...] = tuple(dict.fromkeys((*COMMON_WORDS, *(w for p in LINE_PARSERS for w in p.words))))
