@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from moexray.readers.lines import comm, comm_a2a, comm_nccl, comm_ras
 from moexray.readers.lines import bench
+from moexray.readers.lines import engine
 from moexray.readers.lines.line import Line, clean_lines
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class LineParser:
 
 
 LINE_PARSERS: tuple[LineParser, ...] = (
+    LineParser("engine", engine.parse, engine.WORDS),
     LineParser("collectives", comm.parse, comm.WORDS),
     LineParser("nccl status", comm_ras.parse, comm_ras.WORDS),
     LineParser("nccl debug", comm_nccl.parse, comm_nccl.WORDS),
