@@ -41,6 +41,18 @@ class Exhibit:
     needs: tuple[str, ...]
 
 
-RULES: tuple[Rule, ...] = ()
+RULES: tuple[Rule, ...] = (
+    Rule("moexray.diagnose.routing_skew:skew_and_drift", ("ep.skew", "ep.drift"), ("counts", "routes")),
+    Rule("moexray.diagnose.comm:watchdog", ("comm.desync", "comm.missing_rank", "comm.size_mismatch"), ("comm_report",)),
+    Rule("moexray.diagnose.comm_ras:status", ("comm.lagging_ranks", "comm.missing_rank"), ("comm_ras",)),
+    Rule("moexray.diagnose.comm_flight:recorder", ("comm.desync", "comm.missing_rank", "comm.size_mismatch",
+         "comm.timeout_near", "a2a.count_mismatch", "a2a.uneven_is_legal", "input.rank_set"), ("comm_flight",)),
+    Rule("moexray.diagnose.comm_links:links", ("comm.slow_transfer",), ("comm_link", "a2a_matrix")),
+    Rule("moexray.diagnose.a2a:buffer_limit", ("a2a.buffer_limit",), ("a2a_event",)),
+    Rule("moexray.diagnose.a2a:silent_source", ("a2a.silent_source",), ("a2a_event",)),
+    Rule("moexray.diagnose.a2a:matrices", ("a2a.count_mismatch", "a2a.uneven_is_legal"), ("a2a_matrix",)),
+)
 
-EXHIBITS: tuple[Exhibit, ...] = ()
+EXHIBITS: tuple[Exhibit, ...] = (
+    Exhibit("balance", "moexray.diagnose.routing_skew:balance", ("counts", "routes")),
+)

@@ -1,0 +1,232 @@
+"""Loads of experts and EP ranks, put together from everything that was read.
+
+Glossary: a *load* is a cube of tokens (steps, layers, units); warm-up rows (runs of identical rows)
+are set aside; counters that only grow are differenced; files of several ranks are summed.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moexray.core.run import Batch, Run
+
+__all__ = ["Load", "Mismatch", "config", "folder", "loads"]
+
+WINDOWS = 64  # windows that a stream of tokens is cut into
+MIN_WINDOW = 64  # tokens of a window
+_RANK = re.compile(r"(?:rank|_|ep|tp|dp)[_-]?(\d+)(?=\D*$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Tokens per step, layer and unit.
+
+    Args:
+        source: The file (the first of several).
+        sources: All files that went into it.
+        axis: logical, physical or rank.
+        steps: [steps] labels.
+        layers: [layers] labels; -1 where unnamed.
+        tokens: [steps, layers, units].
+        what: routed or combined.
+        ordered: Rows are in time order.
+        attrs: Facts of the batch (ep_size, top_k, tokens, ...).
+        notes: What was done to the numbers.
+        set_aside: Steps or rows left out as warm-up.
+        from_routes: It was counted from router choices; steps are token positions.
+    """
+
+    source: str
+    sources: tuple[str, ...]
+    axis: str
+    steps: np.ndarray
+    layers: np.ndarray
+    tokens: np.ndarray
+    what: str = "routed"
+    ordered: bool = True
+    attrs: dict[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    set_aside: int = 0
+    from_routes: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """Files of ranks whose tables do not fit the others."""
+
+    sources: tuple[str, ...]
+    odd: tuple[str, ...]
+    text: str
+
+
+def folder(source: str) -> str:
+    """The folder part of a path as it was given."""
+    return source.rpartition("/")[0]
+
+
+def config(run: Run, key: str) -> float | None:
+    """A number of a configuration file; None unless all files agree."""
+    values = {row["value"] for row in run.rows("routing_config") if row["key"] == key}
+    return values.pop() if len(values) == 1 else None
+
+
+def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
+    """Every load in the run, files of ranks summed, and the files that could not be."""
+    found: list[Load] = []
+    mismatches: list[Mismatch] = []
+    groups: dict[tuple[Any, ...], list[Batch]] = {}
+    for i, batch in enumerate(run.batches("counts")):
+        merged = bool(batch.attrs.get("sum_over_ranks"))
+        key = (folder(batch.source), batch.attrs["layout"], batch.attrs["what"], batch.attrs["name"])
+        groups.setdefault(key if merged else (i,), []).append(batch)
+    for batches in groups.values():
+        kept, mismatch = _fitting(batches)
+        if mismatch:
+            mismatches.append(mismatch)
+        if kept:
+            found.append(_tidy(_sum(kept)))
+    counted = {s for load in found for s in load.sources}
+    for batch in run.batches("routes"):
+        if batch.source not in counted and (load := _from_routes(batch, dummy_run)):
+            found.append(load)
+    return found, mismatches
+
+
+def _fitting(batches: Sequence[Batch]) -> tuple[list[Batch], Mismatch | None]:
+    """The batches of one shape and kind; none of them if it is not clear which are odd."""
+    if len(batches) == 1:
+        return list(batches), None
+    kinds: dict[tuple[Any, ...], list[Batch]] = {}
+    for b in batches:
+        layers = len(np.unique(b.columns["layer"]))
+        kinds.setdefault((layers, b.columns["tokens"].shape[1], b.columns["tokens"].dtype.kind), []).append(b)
+    if len(kinds) == 1:
+        return _one_per_rank(batches), None
+    usual = max(kinds, key=lambda k: len(kinds[k]))
+    odd = tuple(b.source for k, members in kinds.items() if k != usual for b in members)
+    shapes = "; ".join(
+        f"{members[0].source}{' and others' if len(members) > 1 else ''}: {k[0]} layers x {k[1]} units"
+        f"{' (no whole numbers)' if k[2] == 'f' else ''}"
+        for k, members in kinds.items()
+    )
+    return [], Mismatch(tuple(b.source for b in batches), odd, shapes)
+
+
+def _one_per_rank(batches: Sequence[Batch]) -> list[Batch]:
+    """Leaves out a second file of a rank with the same content."""
+    seen: dict[Any, Batch] = {}
+    for i, b in enumerate(batches):
+        rank = b.attrs.get("rank", rank_of(b.source))
+        key = rank if rank is not None else f"file {i}"
+        same = seen.get(key)
+        if same is None:
+            seen[key] = b
+        elif not np.array_equal(same.columns["tokens"], b.columns["tokens"]):
+            seen[f"{key} again {i}"] = b
+    return list(seen.values())
+
+
+def rank_of(source: str) -> int | None:
+    """The rank in a dump's name."""
+    m = _RANK.search(source.rpartition("/")[2].rsplit(".", 1)[0])
+    return int(m[1]) if m else None
+
+
+def _sum(batches: Sequence[Batch]) -> Load:
+    """One cube from batches with the same units; the same (step, layer) of several files is added."""
+    steps = np.unique(np.concatenate([b.columns["step"] for b in batches]))
+    layers = np.unique(np.concatenate([b.columns["layer"] for b in batches]))
+    first = batches[0]
+    if not first.attrs.get("labelled", False):
+        steps = np.arange(len(steps)) if len(batches) == 1 and len(steps) == 1 else steps
+    units = first.columns["tokens"].shape[1]
+    kind = np.result_type(*[b.columns["tokens"].dtype for b in batches])
+    cube = np.zeros((len(steps), len(layers), units), kind)
+    for b in batches:
+        at = np.searchsorted(steps, b.columns["step"]), np.searchsorted(layers, b.columns["layer"])
+        np.add.at(cube, at, b.columns["tokens"])
+    attrs = {**first.attrs, "span": _span(steps) if first.attrs.get("labelled") else 1}
+    if len(batches) > 1:
+        attrs["files"] = len(batches)
+    return Load(
+        first.source, tuple(b.source for b in batches), str(attrs.get("axis", "logical")), steps, layers, cube,
+        what=str(attrs.get("what", "routed")), ordered=bool(attrs.get("ordered", True)), attrs=attrs,
+        notes=(f"{len(batches)} files of ranks summed",) if len(batches) > 1 else (),
+    )  # fmt: skip
+
+
+def _span(steps: np.ndarray) -> int:
+    """Steps that a label stands for: more than one where labels are the last step of a window."""
+    if len(steps) < 2:
+        return 1
+    width = int(np.median(np.diff(steps)))
+    ends = width > 1 and ((steps[0] + 1) % width == 0 or steps[0] == width)
+    return width if ends else 1
+
+
+def _tidy(load: Load) -> Load:
+    """Differences counters that only grow; sets aside runs of identical steps."""
+    cube = load.tokens
+    if len(cube) >= 3 and cube.shape[1] * cube.shape[2] >= 8 and load.ordered:
+        grown = np.diff(cube, axis=0)
+        if (grown >= 0).all() and grown.any(axis=(1, 2)).sum() >= 2:
+            note = "counters that only grow: differences of neighbouring steps are used"
+            load = replace(load, steps=load.steps[1:], tokens=grown, notes=(*load.notes, note))
+            cube = grown
+    if len(cube) < 2:
+        return load
+    same = (cube[1:] == cube[:-1]).all(axis=(1, 2))
+    repeated = np.zeros(len(cube), bool)
+    repeated[1:] |= same
+    repeated[:-1] |= same
+    if not repeated.any() or repeated.all():
+        return load
+    note = f"{int(repeated.sum())} of {len(cube)} steps are identical to their neighbour (warm-up): set aside"
+    return replace(load, steps=load.steps[~repeated], tokens=cube[~repeated], notes=(*load.notes, note),
+                   set_aside=int(repeated.sum()))  # fmt: skip
+
+
+def dummy_tokens(ids: np.ndarray, limit: int) -> np.ndarray:
+    """[tokens], True where a token's ids [tokens, k] are one of a run of at least `limit` equal rows."""
+    if len(ids) < limit:
+        return np.zeros(len(ids), bool)
+    change = np.flatnonzero((ids[1:] != ids[:-1]).any(axis=1)) + 1
+    edges = np.concatenate([[0], change, [len(ids)]])
+    return np.repeat(np.diff(edges) >= limit, np.diff(edges))
+
+
+def _from_routes(batch: Batch, dummy_run: int) -> Load | None:
+    """Counts per window of tokens from router choices, warm-up rows set aside."""
+    layer, ids = np.asarray(batch.columns["layer"]), np.asarray(batch.columns["ids"])
+    layers = np.unique(layer)
+    per_layer = [ids[layer == y] for y in layers]
+    tokens = min(len(p) for p in per_layer)
+    if not tokens:
+        return None
+    stack = np.stack([p[:tokens] for p in per_layer])
+    dummy = dummy_tokens(np.moveaxis(stack, 0, 1).reshape(tokens, -1), dummy_run)
+    keep = ~dummy if not dummy.all() else ~dummy | True
+    stack = stack[:, keep]
+    experts = int(batch.attrs.get("num_experts") or 0)
+    units = max(experts, int(stack.max()) + 1)
+    count = max(1, min(WINDOWS, stack.shape[1] // MIN_WINDOW))
+    edges = np.linspace(0, stack.shape[1], count + 1).astype(int)
+    cube = np.zeros((count, len(layers), units), np.int64)
+    for w in range(count):
+        for y in range(len(layers)):
+            part = stack[y, edges[w] : edges[w + 1]]
+            cube[w, y] = np.bincount(part[part >= 0].ravel(), minlength=units)
+    notes = (f"{int(dummy.sum())} of {tokens} tokens are runs of identical rows (warm-up): set aside",)
+    positions = np.flatnonzero(keep)[edges[:-1]]
+    return Load(
+        batch.source, (batch.source,), "physical" if batch.attrs.get("physical") else "logical", positions,
+        layers, cube, attrs={**batch.attrs, "seen_tokens": tokens}, notes=notes if dummy.any() else (),
+        set_aside=int(dummy.sum()), from_routes=True,
+    )  # fmt: skip

@@ -1,0 +1,77 @@
+"""Measures of how even a load is, and what chance alone would give."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+__all__ = ["by_chance", "cv", "gini", "js", "js_floor", "top_share"]
+
+
+def gini(load: np.ndarray) -> float:
+    """Gini coefficient of a load vector: 0 even, towards 1 all on one unit; NaN if empty."""
+    n, total = len(load), float(load.sum())
+    if n == 0 or total <= 0:
+        return float("nan")
+    ranked = np.sort(load.astype(np.float64))
+    return float(((2 * np.arange(1, n + 1) - n - 1) * ranked).sum() / (n * total))
+
+
+def cv(load: np.ndarray) -> float:
+    """Coefficient of variation with the population standard deviation (ddof 0)."""
+    mean = float(load.mean()) if load.size else 0.0
+    return float(load.std()) / mean if mean > 0 else float("nan")
+
+
+def top_share(load: np.ndarray, top: int) -> float:
+    """Share of all choices that the `top` most loaded units take."""
+    total = float(load.sum())
+    return float(np.sort(load)[-top:].sum()) / total if total > 0 else float("nan")
+
+
+@lru_cache(maxsize=4096)
+def by_chance(mean: float, ranks: int) -> float:
+    """Expected balancedness if every rank draws from one Poisson distribution.
+
+    Args:
+        mean: Expected tokens per rank.
+        ranks: EP size.
+
+    Returns:
+        mean / E[max], E[max] by summing the tail 1 - F(x)^ranks.
+    """
+    if mean <= 0 or ranks < 1:
+        return 0.0
+    if mean > 1e8:
+        return 1.0
+    spread = 10 * mean**0.5 + 20
+    low = max(0, int(mean - spread))
+    x = np.arange(low, int(mean + spread) + 1, dtype=np.float64)
+    # log pmf by recurrence from the mode, so that no gamma function is needed
+    steps = np.log(mean) - np.log(np.maximum(x, 1.0))
+    log_pmf = np.cumsum(np.where(x > low, steps, 0.0))
+    pmf = np.exp(log_pmf - log_pmf.max())
+    cdf = np.cumsum(pmf) / pmf.sum()
+    return float(mean / (low + (1.0 - cdf**ranks).sum()))
+
+
+def js(p: np.ndarray, q: np.ndarray) -> float:
+    """Jensen-Shannon divergence of two count vectors, nats (at most ln 2)."""
+    a, b = p / max(float(p.sum()), 1e-300), q / max(float(q.sum()), 1e-300)
+    m = (a + b) / 2
+
+    def kl(x: np.ndarray) -> float:
+        used = x > 0
+        return float((x[used] * np.log(x[used] / m[used])).sum())
+
+    return (kl(a) + kl(b)) / 2
+
+
+def js_floor(units: int, n: float, m: float) -> float:
+    """JS that two samples of n and m choices of one distribution show on average, nats.
+
+    Source: KL floor (E-1)/(2n) of a known reference; JS is a quarter of it at small distances, the
+    finite reference adds the same term.
+    """
+    return (units - 1) / 8 * (1 / max(n, 1.0) + 1 / max(m, 1.0))
