@@ -1,0 +1,245 @@
+"""Timelines as arrays: profiles, steps, busy time of a device, calls by step.
+
+Glossary: a *profile* is the trace of one rank; a *launching lane* is a host thread that launches
+kernels; *exposed* time is time in which no compute kernel runs (waiting communication counts as idle).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.core.tables.timeline import CATEGORIES
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from numpy.typing import NDArray
+
+    from moexray.core.run import Run
+
+__all__ = ["Cover", "Profile", "Steps", "captures", "profiles"]
+
+KERNEL, MEMCPY, MEMSET, RUNTIME, DRIVER, OPERATOR, ANNOTATION, PYTHON, SYNC = (
+    CATEGORIES.index(c)
+    for c in (
+        "kernel", "memcpy", "memset", "runtime", "driver", "operator", "annotation", "python", "sync",
+    )
+)
+# Annotations that mark engine or training steps, best first; the first that occurs is taken.
+STEP_NAMES = (
+    re.compile(r"ProfilerStep#(\d+)"),
+    re.compile(r"execute_(?:model|(?:\d+_)?context|new_|batch)", re.IGNORECASE),
+    re.compile(r"step\[|(?:decode|forward|engine|train|model)_?step\b", re.IGNORECASE),
+    re.compile(r"(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE),
+)
+LAUNCH = re.compile(r"(?:cuda|hip|cu|xpu)\w*Launch\w*")
+# Kernels that move data between ranks (or wait for it), by library; a maintained table.
+COMM_KERNELS = re.compile(
+    r"nccl(?:Dev)?Kernel|ncclGenericKernel|ncclSymDevKernel|ncclDevFunc|rccl\w*Kernel|msccl"
+    r"|(?:deep_)?ep::(?:\w+::)*(?:dispatch|combine|\w*notify\w*|\w*barrier\w*|clean\w*)"
+    r"|nvshmem|rocshmem|mori::|pplx\w*::?\w*(?:dispatch|combine)|hybrid_ep"
+    r"|(?:one|two)_shot_all_?reduce|multimem_\w*(?:all|reduce|gather)|cross_device_reduce"
+    r"|custom_all_?reduce|quick_?reduce|trtllm_\w*all_?reduce|allreduce_fusion|oneShotAllReduce"
+    r"|twoShotAllReduce|lamport\w*reduce|moe_?(?:All|a)ll?to_?all|moeAlltoAll|moe_comm|all_?to_?all\w*kernel"
+    r"|symm_mem\w*|all_gather\w*kernel|reduce_scatter\w*kernel",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of one profile in order of time, not overlapping.
+
+    Args:
+        start, end: ns.
+        label: Step number where the annotation has one, else its position.
+        derived: Where they come from: "annotation" or "launch" (periods of graph launches).
+    """
+
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    label: NDArray[np.int64]
+    derived: str
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def duration(self) -> NDArray[np.int64]:
+        """Length of each step, ns."""
+        return self.end - self.start
+
+    @property
+    def median_ns(self) -> float:
+        """Median length; NaN without steps."""
+        return float(np.median(self.duration)) if len(self) else float("nan")
+
+    def of(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Position of the step that holds each time; -1 outside."""
+        if not len(self):
+            return np.full(len(times), -1)
+        at = np.searchsorted(self.start, times, side="right") - 1
+        return np.where((at >= 0) & (times < self.end[np.maximum(at, 0)]), at, -1)
+
+
+class Cover:
+    """A union of intervals that answers how much of a window it covers."""
+
+    def __init__(self, start: NDArray[np.int64], end: NDArray[np.int64]) -> None:
+        order = np.argsort(start, kind="stable")
+        start, end = start[order], end[order]
+        reach = np.maximum.accumulate(end) if len(end) else end
+        first = np.ones(len(start), bool)
+        first[1:] = start[1:] > reach[:-1]
+        self.start = start[first]
+        last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1) if len(start) else []
+        self.end = reach[last] if len(start) else end
+        self.total = np.concatenate([[0], np.cumsum(self.end - self.start)])
+
+    def before(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Covered time before each time."""
+        at = np.searchsorted(self.start, times, side="right")
+        inside = np.where(at > 0, np.maximum(0, self.end[np.maximum(at - 1, 0)] - times), 0) if len(self.start) else 0
+        return np.asarray(self.total[at] - inside, np.int64)
+
+    def within(self, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Covered time inside each window, ns."""
+        return self.before(np.asarray(end)) - self.before(np.asarray(start))
+
+    def gaps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Windows between the intervals."""
+        return self.end[:-1], self.start[1:]
+
+
+class Profile:
+    """The trace of one rank, with what is computed from it on demand."""
+
+    def __init__(self, source: str, columns: Mapping[str, Any], attrs: Mapping[str, Any],
+                 comm: Mapping[str, Any] | None) -> None:
+        self.source, self.attrs, self.comm = source, attrs, comm
+        self.start: NDArray[np.int64] = np.asarray(columns["ts_ns"])
+        self.end: NDArray[np.int64] = self.start + columns["dur_ns"]
+        self.category: NDArray[np.int64] = columns["category"]
+        self.name: NDArray[np.int64] = columns["name"]
+        self.lane: NDArray[np.int64] = columns["lane"]
+        self.stream: NDArray[np.int64] = columns["stream"]
+        self.correlation: NDArray[np.int64] = columns["correlation"]
+        self.names: list[str] = list(attrs["names"])
+        self.rank: int | None = attrs["rank"]
+        self.world_size: int | None = attrs["world_size"]
+
+    @property
+    def who(self) -> str:
+        """How the rank is called in a claim."""
+        return f"rank {self.rank}" if self.rank is not None else self.source
+
+    @property
+    def window(self) -> tuple[int, int]:
+        """First start and last end, ns."""
+        return (int(self.start.min()), int(self.end.max())) if len(self.start) else (0, 0)
+
+    def named(self, pattern: re.Pattern[str], *categories: int) -> NDArray[np.int64]:
+        """Rows whose name fits the pattern, in time order."""
+        fits = np.array([bool(pattern.search(n)) for n in self.names], bool)
+        return np.flatnonzero(fits[self.name] & self.of(*categories)) if len(fits) else np.empty(0, np.int64)
+
+    def of(self, *categories: int) -> NDArray[np.bool_]:
+        """Mask of the rows of these categories; all rows for none."""
+        if not categories:
+            return np.ones(len(self.category), bool)
+        mask = self.category == categories[0]
+        for category in categories[1:]:
+            mask |= self.category == category
+        return mask
+
+    @cached_property
+    def comm_rows(self) -> NDArray[np.int64]:
+        """Kernels that communicate."""
+        return self.named(COMM_KERNELS, KERNEL)
+
+    @cached_property
+    def compute(self) -> Cover:
+        """When a kernel, copy or fill runs that does not communicate."""
+        mask = self.of(KERNEL, MEMCPY, MEMSET)
+        mask[self.comm_rows] = False
+        return Cover(self.start[mask], self.end[mask])
+
+    @cached_property
+    def launching(self) -> NDArray[np.int64]:
+        """Lanes that launch kernels; all lanes with runtime calls where no launch is recorded."""
+        rows = self.named(LAUNCH, RUNTIME, DRIVER)
+        if not len(rows):
+            rows = np.flatnonzero(self.of(RUNTIME, DRIVER))
+        return np.unique(self.lane[rows])
+
+    @cached_property
+    def steps(self) -> Steps:
+        """Steps by annotation, else by graph launches that repeat, else none."""
+        for pattern in STEP_NAMES:
+            rows = self.named(pattern, ANNOTATION)
+            if len(rows):
+                return self._annotated(rows, pattern)
+        rows = self.named(re.compile(r"(?:cuda|hip)GraphLaunch"), RUNTIME, DRIVER)
+        if len(rows) >= 8:
+            start = self.start[rows]
+            return Steps(start[:-1], start[1:], np.arange(len(start) - 1), "launch")
+        return Steps(*(np.empty(0, np.int64) for _ in range(3)), "annotation")
+
+    def _annotated(self, rows: NDArray[np.int64], pattern: re.Pattern[str]) -> Steps:
+        lanes, counts = np.unique(self.lane[rows], return_counts=True)
+        rows = rows[self.lane[rows] == lanes[np.argmax(counts)]]
+        keep: list[int] = []
+        for row in rows:
+            if not keep or self.start[row] >= self.end[keep[-1]]:
+                keep.append(int(row))
+        labels = []
+        for i, row in enumerate(keep):
+            match = pattern.search(self.names[self.name[row]])
+            number = match.group(1) if match and match.groups() else None
+            labels.append(int(number) if number else i)
+        at = np.array(keep, np.int64)
+        return Steps(self.start[at], self.end[at], np.array(labels, np.int64), "annotation")
+
+
+def profiles(run: Run) -> list[Profile]:
+    """One profile per trace file that holds slices."""
+    comm = {b.source: b.columns for b in run.batches("trace_comm")}
+    return [
+        Profile(b.source, b.columns, b.attrs, comm.get(b.source))
+        for b in run.batches("trace")
+        if len(b.columns["ts_ns"])
+    ]
+
+
+def captures(found: list[Profile]) -> list[list[Profile]]:
+    """Groups profiles that belong together: one capture holds each rank once.
+
+    Two captures of one run lie in two folders, or do not overlap in time; what remains double
+    stays in one group (see doubles in diagnose/timeline.py).
+    """
+    ranks = [p.rank for p in found if p.rank is not None]
+    if len(ranks) == len(set(ranks)):
+        return [found] if found else []
+    folders: dict[str, list[Profile]] = {}
+    for profile in found:
+        folders.setdefault(profile.source.rpartition("/")[0], []).append(profile)
+    if len(folders) > 1 and all(_unique(g) and len(g) > 1 for g in folders.values()):
+        return list(folders.values())
+    groups: list[list[Profile]] = []
+    reach = 0
+    for profile in sorted(found, key=lambda p: p.window):
+        if not groups or profile.window[0] >= reach:
+            groups.append([])
+        groups[-1].append(profile)
+        reach = max(reach, profile.window[1])
+    return groups if all(_unique(g) for g in groups) else [found]
+
+
+def _unique(group: list[Profile]) -> bool:
+    ranks = [p.rank for p in group if p.rank is not None]
+    return len(ranks) == len(set(ranks))

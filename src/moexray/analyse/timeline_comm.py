@@ -1,0 +1,264 @@
+"""Collectives across ranks: which belong together, clock offsets, who arrived late, how long it took.
+
+Glossary: a *column* is one collective as several ranks saw it; *lateness* is longest minus shortest
+duration (the rank with the shortest came last), free of clock offsets; *transfer* is the shortest.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.analyse.timeline import DRIVER, RUNTIME
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moexray.analyse.timeline import Profile
+
+__all__ = ["Collectives", "Offset", "launch_times", "match", "op_name"]
+
+MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
+MIN_TOLERANCE_NS = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """The clock of a rank against the first rank.
+
+    Args:
+        rank: Position in Collectives.profiles.
+        offset_ns: Median difference of the ends of matching collectives.
+        residual_ns: Median deviation from offset and drift.
+        drift_ppm: Change of the offset in parts per million.
+        matches: Collectives it rests on.
+    """
+
+    rank: int
+    offset_ns: float
+    residual_ns: float
+    drift_ppm: float
+    matches: int
+
+
+class Collectives:
+    """Matched collectives: arrays of shape [ranks, columns]."""
+
+    def __init__(self, profiles: list[Profile], cells: dict[Any, dict[int, int]],
+                 facts: dict[Any, tuple[str, int, int]]) -> None:
+        self.profiles = profiles
+        keys = [k for k, ranks in cells.items() if len(ranks) >= 2]
+        shape = (len(profiles), len(keys))
+        self.row = np.full(shape, -1, np.int64)
+        for column, key in enumerate(keys):
+            for rank, row in cells[key].items():
+                self.row[rank, column] = row
+        self.present = self.row >= 0
+        self.start = np.zeros(shape, np.int64)
+        self.end = np.zeros(shape, np.int64)
+        for rank, profile in enumerate(profiles):
+            has = self.present[rank]
+            self.start[rank, has] = profile.start[self.row[rank, has]]
+            self.end[rank, has] = profile.end[self.row[rank, has]]
+        self.op = np.array([facts[k][0] for k in keys], dtype=object)
+        self.size = np.array([facts[k][1] for k in keys], np.int64)
+        self.group_size = np.array([facts[k][2] for k in keys], np.int64)
+        self.order = np.argsort(np.where(self.present, self.start, 2**62).min(axis=0)) if keys else np.empty(0, int)
+
+    def __len__(self) -> int:
+        return self.row.shape[1]
+
+    @cached_property
+    def duration(self) -> NDArray[np.float64]:
+        """Durations in ns; NaN where a rank is not there."""
+        return np.where(self.present, self.end - self.start, np.nan)
+
+    @cached_property
+    def transfer(self) -> NDArray[np.float64]:
+        """Shortest duration of each column, ns."""
+        return np.nanmin(self.duration, axis=0)
+
+    @cached_property
+    def lateness(self) -> NDArray[np.float64]:
+        """Longest minus shortest duration of each column, ns."""
+        return np.nanmax(self.duration, axis=0) - self.transfer
+
+    @cached_property
+    def late(self) -> NDArray[np.int64]:
+        """Position of the rank that arrived last in each column."""
+        return np.nanargmin(self.duration, axis=0)
+
+    @cached_property
+    def complete(self) -> NDArray[np.bool_]:
+        """All members of the group are there, as far as is known."""
+        worlds = [p.world_size for p in self.profiles if p.world_size]
+        expected = np.where(self.group_size > 0, self.group_size, max(worlds, default=2))
+        return self.present.sum(axis=0) >= expected
+
+    @cached_property
+    def step(self) -> NDArray[np.int64]:
+        """Step position of each column on the first rank that is there; -1 outside of steps."""
+        out = np.full(len(self), -1, np.int64)
+        for rank in reversed(range(len(self.profiles))):
+            has = np.flatnonzero(self.present[rank])
+            profile = self.profiles[rank]
+            found = profile.steps.of(launch_times(profile, self.row[rank, has]))
+            out[has[found >= 0]] = found[found >= 0]
+        return out
+
+    @cached_property
+    def step_ns(self) -> float:
+        """Median step; without steps the median distance between collectives of one kind."""
+        medians = [p.steps.median_ns for p in self.profiles if len(p.steps)]
+        if medians:
+            return float(np.median(medians))
+        gaps = []
+        first = self.start[np.argmax(self.present, axis=0), np.arange(len(self))] if len(self) else np.empty(0)
+        for op in dict.fromkeys(self.op):
+            times = np.sort(first[self.op == op])
+            gaps += list(np.diff(times))
+        return float(np.median(gaps)) if gaps else float("nan")
+
+    @cached_property
+    def place(self) -> NDArray[np.int64]:
+        """Which occurrence of its operation in its step a column is, from 0; 0 outside of steps."""
+        out = np.zeros(len(self), np.int64)
+        seen: dict[tuple[Any, int], int] = {}
+        for column in self.order:
+            if self.step[column] >= 0:
+                key = (self.op[column], int(self.step[column]))
+                out[column] = seen.get(key, 0)
+                seen[key] = int(out[column]) + 1
+        return out
+
+    @cached_property
+    def offsets(self) -> list[Offset]:
+        """Clock offsets of every rank that shares collectives with the first."""
+        found = []
+        for rank in range(1, len(self.profiles)):
+            both = self.present[0] & self.present[rank]
+            if np.count_nonzero(both) < 3:
+                continue
+            difference = (self.end[rank, both] - self.end[0, both]).astype(np.float64)
+            at = self.end[0, both].astype(np.float64)
+            middle = float(np.median(difference))
+            slope = _slope(at - at[0], difference)
+            line = middle + slope * (at - float(np.median(at)))
+            residual = float(np.median(np.abs(difference - line)))
+            found.append(Offset(rank, middle, residual, slope * 1e6, int(np.count_nonzero(both))))
+        return found
+
+
+def _slope(at: NDArray[np.float64], value: NDArray[np.float64]) -> float:
+    """Slope between the medians of the first and the last third; robust against outliers."""
+    if len(at) < 9:
+        return 0.0
+    order = np.argsort(at)
+    third = len(at) // 3
+    head, tail = order[:third], order[-third:]
+    span = float(np.median(at[tail]) - np.median(at[head]))
+    return float(np.median(value[tail]) - np.median(value[head])) / span if span > 0 else 0.0
+
+
+def op_name(kernel: str) -> str:
+    """The kernel's name without return type, template values and parameters."""
+    bare = re.sub(r"^(?:void|static|__global__)\s+", "", kernel)
+    return re.split(r"[<(]", bare, maxsplit=1)[0].strip() or kernel[:60]
+
+
+def launch_times(profile: Profile, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When the kernels were launched; their own start where no launch is recorded."""
+    calls = np.flatnonzero(profile.of(RUNTIME, DRIVER) & (profile.correlation >= 0))
+    if not len(calls) or not len(rows):
+        return profile.start[rows]
+    ids = profile.correlation[calls]
+    order = np.argsort(ids, kind="stable")
+    at = np.minimum(np.searchsorted(ids[order], profile.correlation[rows]), len(order) - 1)
+    call = calls[order[at]]
+    known = (profile.correlation[call] == profile.correlation[rows]) & (profile.correlation[rows] >= 0)
+    return np.where(known, profile.start[call], profile.start[rows])
+
+
+def match(profiles: list[Profile]) -> Collectives:
+    """Matches collectives by group and sequence number, else by order of the same operation.
+
+    Args:
+        profiles: One capture, each rank once, in any order (the answer is by rank).
+    """
+    profiles = sorted(profiles, key=lambda p: (p.rank is None, p.rank or 0, p.source))
+    cells: dict[Any, dict[int, int]] = {}
+    facts: dict[Any, tuple[str, int, int]] = {}
+    unnumbered: dict[str, dict[int, list[int]]] = {}
+    for rank, profile in enumerate(profiles):
+        known = _metadata(profile)
+        seen: dict[Any, int] = {}
+        for row in profile.comm_rows.tolist():
+            op, group, seq, size, members = known.get(row, (None, None, -1, -1, -1))
+            if seq < 0:
+                name = op or op_name(profile.names[profile.name[row]])
+                unnumbered.setdefault(name, {}).setdefault(rank, []).append(row)
+                continue
+            nth = seen.get((group, seq), 0)
+            seen[group, seq] = nth + 1
+            cells.setdefault((group, seq, nth), {})[rank] = row
+            facts[group, seq, nth] = (str(op), size, members)
+    for name, by_rank in unnumbered.items():
+        for index, ranks in enumerate(_by_order(profiles, by_rank)):
+            cells[name, index] = ranks
+            facts[name, index] = (name, -1, -1)
+    return Collectives(profiles, cells, facts)
+
+
+def _metadata(profile: Profile) -> dict[int, tuple[str, Any, int, int, int]]:
+    """row -> (operation, group, sequence number, elements, members)."""
+    comm = profile.comm
+    if comm is None:
+        return {}
+    out = {}
+    for i, row in enumerate(comm["row"].tolist()):
+        size = max(int(comm["in_elements"][i]), int(comm["out_elements"][i]))
+        group = (comm["group"][i], comm["ranks"][i])
+        out[row] = (comm["collective"][i], group, int(comm["seq"][i]), size, int(comm["group_size"][i]))
+    return out
+
+
+def _by_order(profiles: list[Profile], by_rank: dict[int, list[int]]) -> list[dict[int, int]]:
+    """Columns of one operation without sequence numbers: order, shifted where traces start apart."""
+    if len(by_rank) < 2:
+        return []
+    reference = min(by_rank)
+    rows = np.array(by_rank[reference])
+    ends = profiles[reference].end[rows]
+    columns: list[dict[int, int]] = [{reference: int(row)} for row in rows]
+    pace = float(np.median(np.diff(ends))) if len(ends) > 1 else float("inf")
+    for rank, other in by_rank.items():
+        if rank == reference:
+            continue
+        other_ends = profiles[rank].end[np.array(other)]
+        shift = _shift(ends, other_ends, max(0.25 * pace, MIN_TOLERANCE_NS))
+        if shift is None:
+            continue
+        for index in range(max(0, -shift), min(len(rows), len(other) - shift)):
+            columns[index][rank] = other[index + shift]
+    return columns
+
+
+def _shift(a: NDArray[np.int64], b: NDArray[np.int64], tolerance: float) -> int | None:
+    """By how many places b is ahead of a, so that the ends differ by a constant; None if it never fits."""
+    best: tuple[float, int] | None = None
+    reach = min(MAX_SHIFT, max(len(a), len(b)) - 1)
+    for shift in sorted(range(-reach, reach + 1), key=abs):
+        low, high = max(0, -shift), min(len(a), len(b) - shift)
+        if high - low < max(1, min(len(a), len(b)) // 2):
+            continue
+        difference = (b[low + shift : high + shift] - a[low:high]).astype(np.float64)
+        spread = float(np.median(np.abs(difference - np.median(difference))))
+        if best is None or spread < 0.5 * best[0]:
+            best = (spread, shift)
+        if best[0] < 0.02 * tolerance:
+            break
+    return best[1] if best and best[0] <= tolerance else None
