@@ -42,6 +42,10 @@ class Exhibit:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule("moexray.diagnose.snapshot:fragmentation", ("mem.fragmentation",), ("snapshot",)),
+    Rule("moexray.diagnose.snapshot:private_pools", ("mem.graph_pool_fragmentation",), ("snapshot",)),
+    Rule("moexray.diagnose.snapshot_history:incomplete", ("snapshot.history_incomplete",), ("snapshot",)),
+    Rule("moexray.diagnose.snapshot_history:inconsistent", ("snapshot.inconsistent",), ("snapshot",)),
     Rule("moexray.diagnose.routing_skew:skew_and_drift", ("ep.skew", "ep.drift"), ("counts", "routes")),
     Rule("moexray.diagnose.comm:watchdog", ("comm.desync", "comm.missing_rank", "comm.size_mismatch"), ("comm_report",)),
     Rule("moexray.diagnose.comm_ras:status", ("comm.lagging_ranks", "comm.missing_rank"), ("comm_ras",)),

@@ -11,6 +11,7 @@ from moexray.core.tables import (
     metrics,
     numerics,
     routing,
+    snapshot,
     timeline,
 )
 
@@ -19,6 +20,7 @@ __all__ = ["TABLES"]
 TABLES = (
     *logs.TABLES,
     *memory.TABLES,
+    *snapshot.TABLES,
     *gpu.TABLES,
     *comm.TABLES,
     *routing.TABLES,

@@ -1,0 +1,245 @@
+"""Allocator snapshots of PyTorch: the dict of `_dump_snapshot`, or the bare list of segments.
+
+The same layout comes from pickle (tuples) and from JSON (lists). All versions: keys that one lacks
+leave their column out, values that cannot be are named in the column `faults` and cost their segment
+only. Nothing is judged here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.errors import LimitError
+from moexray.core.tables.snapshot import STATES
+from moexray.readers.shapes.snapshot_events import Pools, Stacks, fill_events, marked_ranges, whole
+
+if TYPE_CHECKING:
+    from moexray.core.run import Reading
+    from moexray.core.source import Source
+
+__all__ = ["is_snapshot", "shape"]
+
+MAX_RECORDS = 8_000_000  # segments, blocks and events of one file: about 60 bytes each as columns
+MAX_FAULTS = 200
+RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_.\-]?(\d{1,5})(?!\d)", re.IGNORECASE)
+DEVICE_KEYS = ("device", "address", "total_size", "blocks")
+STATE_CODES = {name: code for code, name in enumerate(STATES)} | {"active_awaiting_free": 2}
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Segments and blocks as they are gathered, and what was wrong with them."""
+
+    segments: list[tuple[int, ...]] = field(default_factory=list)
+    blocks: list[tuple[int, ...]] = field(default_factory=list)
+    faults: list[tuple[int, str, str]] = field(default_factory=list)
+
+    def fault(self, device: int, where: str, what: str) -> None:
+        if len(self.faults) < MAX_FAULTS:
+            self.faults.append((device, where, what))
+
+
+def is_snapshot(document: Any) -> bool:
+    """A dict with a list of segments, or a list of segments; an empty list is none."""
+    segments = document.get("segments") if isinstance(document, dict) else document
+    if not isinstance(segments, list):
+        return False
+    if not segments:
+        return isinstance(document, dict) and isinstance(document.get("device_traces"), list)
+    first = segments[0]
+    return isinstance(first, dict) and "total_size" in first and isinstance(first.get("blocks"), list)
+
+
+def shape(document: Any, source: Source, out: Reading) -> bool:
+    """Fills the snapshot tables; see core/tables/snapshot.py."""
+    if not is_snapshot(document):
+        return False
+    top = document if isinstance(document, dict) else {"segments": document}
+    traces = top.get("device_traces")
+    traces = [t if isinstance(t, list) else [] for t in traces] if isinstance(traces, list) else None
+    _check_size(top["segments"], traces or [])
+    stacks, pools, columns = Stacks(), Pools(), _Columns()
+    for index, segment in enumerate(top["segments"]):
+        _segment(segment, index, columns, stacks, pools)
+    rank = _rank(top, source)
+    attrs: dict[str, Any] = {"source": source.path, "file": _digest(source), "rank": rank}
+    marks = marked_ranges(top.get("external_annotations"))
+    ooms, bad_events = fill_events(traces or [], out, stacks, pools, attrs)
+    for device, what in bad_events:
+        columns.fault(device, f"history of device {device}", what)
+    _add_end_state(columns, pools, out, attrs)
+    if marks is not None and len(marks["name"]):
+        out.add_columns("snapshot_annotations", marks, rows=0, **attrs)
+    out.add_columns("snapshot_stacks", stacks.columns(), rows=0, **attrs)
+    _devices(top, traces, columns, ooms, out, source, attrs)
+    return True
+
+
+def _digest(source: Source) -> str:
+    """Tells files of the same name apart."""
+    data = source.data()
+    mark = hashlib.blake2s(source.path.encode("utf-8", "replace"), digest_size=8)
+    for piece in (str(len(data)).encode(), data[:65_536], data[-65_536:]):
+        mark.update(piece)
+    return mark.hexdigest()
+
+
+def _check_size(segments: list[Any], traces: list[list[Any]]) -> None:
+    lists = (s.get("blocks") for s in segments if isinstance(s, dict))
+    blocks = sum(len(b) for b in lists if isinstance(b, list))
+    if len(segments) + blocks + sum(map(len, traces)) > MAX_RECORDS:
+        raise LimitError(
+            f"the snapshot holds more than {MAX_RECORDS:,} records",
+            hint="record with a smaller max_entries",
+        )
+
+
+def _segment(segment: Any, index: int, columns: _Columns, stacks: Stacks, pools: Pools) -> None:
+    if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
+        columns.fault(0, f"segment {index}", "is no segment")
+        return
+    device, address, total = (whole(segment.get(k)) for k in DEVICE_KEYS[:3])
+    device = 0 if device is None else device
+    if total is None or total < 0:
+        columns.fault(device, f"segment {index}", f"total_size is {segment.get('total_size')!r:.40}")
+        return
+    row = len(columns.segments)
+    here = address or 0
+    sound = _blocks(segment["blocks"], (row, index, device, here), columns, stacks)
+    active = whole(segment.get("active_size"))
+    columns.segments.append(
+        (
+            device,
+            here,
+            total,
+            -1 if active is None else active,
+            whole(segment.get("stream")) or 0,
+            segment.get("segment_type") == "small",
+            segment.get("is_expandable") is True,
+            pools.code(segment.get("segment_pool_id")),
+            stacks.code(segment.get("frames")),
+        )
+    )
+    if not sound or (active is not None and active < 0):
+        columns.fault(device, f"segment at {here}", "holds a size below zero or no size at all")
+
+
+def _blocks(
+    blocks: list[Any], place: tuple[int, int, int, int], columns: _Columns, stacks: Stacks
+) -> bool:
+    """Adds the blocks of a segment; returns False where a size is missing or below zero."""
+    row, index, device, address = place
+    sound = True
+    for block in blocks:
+        size = whole(block.get("size")) if isinstance(block, dict) else None
+        if size is None:
+            sound = False
+            continue
+        sound = sound and size >= 0
+        state = STATE_CODES.get(block.get("state"), len(STATES) - 1) if _plain(block) else len(STATES) - 1
+        if state == len(STATES) - 1:
+            columns.fault(device, f"segment {index}", f"unknown block state {block.get('state')!r:.40}")
+        frames, at, requested = block.get("frames"), whole(block.get("address")), block.get("requested_size")
+        history = block.get("history")
+        if isinstance(history, list) and history and isinstance(history[-1], dict):
+            frames = history[-1].get("frames") if frames is None else frames
+        address = address if at is None else at
+        asked = whole(requested)
+        asked = size if asked is None else asked
+        columns.blocks.append((row, address, size, asked, state, stacks.code(frames)))
+        address += max(size, 0)
+    return sound
+
+
+def _plain(block: dict[str, Any]) -> bool:
+    return isinstance(block.get("state"), str)
+
+
+def _add_end_state(columns: _Columns, pools: Pools, out: Reading, attrs: dict[str, Any]) -> None:
+    import numpy as np
+
+    names = ("device", "address", "total_bytes", "active_bytes", "stream", "is_small", "is_expandable",
+             "pool", "stack")  # fmt: skip
+    table = np.array(columns.segments, dtype=np.int64).reshape(-1, len(names))
+    segments = {name: table[:, i].copy() for i, name in enumerate(names)}
+    for name in ("is_small", "is_expandable"):
+        segments[name] = segments[name].astype(bool)
+    out.add_columns("snapshot_segments", segments, rows=len(table), pools=pools.seen(), **attrs)
+    keys = ("segment", "address", "size_bytes", "requested_bytes", "state", "stack")
+    table = np.array(columns.blocks, dtype=np.int64).reshape(-1, len(keys))
+    blocks = {name: table[:, i].copy() for i, name in enumerate(keys)}
+    out.add_columns("snapshot_blocks", blocks, rows=0, **attrs)
+
+
+def _devices(
+    top: dict[str, Any], traces: list[list[Any]] | None, columns: _Columns,
+    ooms: list[dict[str, Any]], out: Reading, source: Source, attrs: dict[str, Any],
+) -> None:  # fmt: skip
+    """One row for each device that has a segment or an event."""
+    held: dict[int, int] = {}
+    for row in columns.segments:
+        held[row[0]] = held.get(row[0], 0) + 1
+    used = {device for device, trace in enumerate(traces or []) if trace}
+    settings = top.get("allocator_settings")
+    broken = any(p.id in ("input.truncated", "input.gzip_damaged") for p in [*out.problems, *source.problems])
+    for device in sorted(held.keys() | used | {d for d, *_ in columns.faults}) or [0]:
+        trace = traces[device] if traces is not None and 0 <= device < len(traces) else []
+        out.add(
+            "snapshot",
+            where=f"device {device}",
+            file=attrs["file"],
+            rank=attrs["rank"],
+            device=device,
+            version=_version(top),
+            segments=held.get(device, 0),
+            events=None if traces is None else len(trace),
+            overflowed=_per_device(top.get("trace_alloc_overflowed"), device, bool),
+            max_entries=_per_device(top.get("trace_alloc_max_entries"), device, int),
+            broken_off=broken,
+            settings=settings if isinstance(settings, dict) else None,
+            ooms=[o for o in ooms if o["device"] == device] or None,
+            faults=[(where, what) for d, where, what in columns.faults if d == device] or None,
+        )
+
+
+def _per_device(value: Any, device: int, kind: type) -> Any:
+    if isinstance(value, list):
+        value = value[device] if 0 <= device < len(value) else None
+    if kind is bool:
+        return value if isinstance(value, bool) else None
+    return whole(value)
+
+
+def _rank(top: dict[str, Any], source: Source) -> int | None:
+    """From the content first, then from the name."""
+    for holder in (top, top.get("metadata"), top.get("distributed")):
+        if isinstance(holder, dict) and (rank := whole(holder.get("rank"))) is not None and rank >= 0:
+            return rank
+    found = RANK_IN_NAME.search(source.name)
+    return int(found[1]) if found else None
+
+
+def _version(top: dict[str, Any]) -> str | None:
+    """The release that the keys point to; boundaries within one release are estimates."""
+    segments, traces = top["segments"], top.get("device_traces")
+    heads = (e for t in traces or [] if isinstance(t, list) for e in t[:1])
+    event: dict[str, Any] = next((e for e in heads if isinstance(e, dict)), {})
+    first: dict[str, Any] = next((s for s in segments if isinstance(s, dict)), {})
+    if "pool_id" in event:
+        return "2.12+"
+    if "user_metadata" in event or "compile_context" in event:
+        return "2.8+"
+    if "external_annotations" in top:
+        return "2.5+"
+    if "allocator_settings" in top:
+        return "2.3-2.4"
+    if "time_us" in event:
+        return "2.2"
+    if "is_expandable" in first:
+        return "2.1"
+    if traces is not None:
+        return "2.0"
+    return "before 2.0" if "stream" not in first else None

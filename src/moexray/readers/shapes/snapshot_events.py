@@ -1,0 +1,212 @@
+"""The history of a snapshot as columns: events, interned call stacks, pools, annotations."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.tables.snapshot import ACTIONS
+
+if TYPE_CHECKING:
+    from moexray.core.run import Reading
+
+__all__ = ["Pools", "Stacks", "fill_events", "marked_ranges", "site_of", "whole"]
+
+MAX_INT = 1 << 62  # beyond this no address or size is real, and sums would leave 64 bits
+MAX_FRAMES = 200  # frames of one stack that are looked at
+MAX_WORD = 300  # characters of a file or function name that are kept
+SHOWN_FRAMES = 5
+ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
+UNKNOWN = len(ACTIONS) - 1
+# Frames of these are machinery, not the user's own code.
+MACHINERY = ("/torch/", "/contextlib.py", "/threading.py", "/concurrent/", "/multiprocessing/", "<frozen")
+
+
+def whole(value: Any) -> int | None:
+    """An integer within 62 bits, None for anything else."""
+    if type(value) is int:
+        return value if -MAX_INT < value < MAX_INT else None
+    if isinstance(value, float) and abs(value) < 1 << 53 and value.is_integer():
+        return int(value)
+    return None
+# Native frames of the recorder and the allocator themselves.
+NATIVE = ("torch::unwind", "torch::CapturedTraceback", "torch::cuda::", "c10::", "at::detail::", "at::(")
+
+
+class Pools:
+    """Pool ids as small numbers; None stands for "not written"."""
+
+    def __init__(self) -> None:
+        self._codes: dict[tuple[int, int] | None, int] = {None: 0}
+
+    def code(self, value: Any) -> int:
+        """The number of a pool id; (0, 0) is the default pool."""
+        key = None
+        if isinstance(value, (list, tuple)) and len(value) == 2:
+            a, b = whole(value[0]), whole(value[1])
+            key = (a, b) if a is not None and b is not None else None
+        return self._codes.setdefault(key, len(self._codes))
+
+    def seen(self) -> tuple[tuple[int, int] | None, ...]:
+        """The pool ids in the order of their numbers."""
+        return tuple(self._codes)
+
+
+class Stacks:
+    """Call stacks as small numbers: by identity first (pickles share them), then by content."""
+
+    def __init__(self) -> None:
+        self._by_list: dict[int, int] = {}
+        self._by_frame: dict[int, int] = {}
+        self._frames: dict[tuple[str, str, int], int] = {}
+        self._stacks: dict[tuple[int, ...], int] = {(): 0}
+        self._kept: list[Any] = []  # keeps what is known by identity alive
+
+    def code(self, frames: Any) -> int:
+        """The row of a list of frames; 0 for none."""
+        if not isinstance(frames, list) or not frames:
+            return 0
+        known = self._by_list.get(id(frames))
+        if known is None:
+            key = tuple(map(self._frame, frames[:MAX_FRAMES]))
+            known = self._stacks.setdefault(key, len(self._stacks))
+            self._by_list[id(frames)] = known
+            self._kept.append(frames)
+        return known
+
+    def _frame(self, frame: Any) -> int:
+        known = self._by_frame.get(id(frame))
+        if known is None:
+            get = frame.get if isinstance(frame, dict) else {}.get
+            line = whole(get("line"))
+            key = (_word(get("filename")), _word(get("name")), -1 if line is None else line)
+            known = self._frames.setdefault(key, len(self._frames))
+            self._by_frame[id(frame)] = known
+            self._kept.append(frame)
+        return known
+
+    def columns(self) -> dict[str, list[str]]:
+        """The columns of snapshot_stacks."""
+        frames = list(self._frames)
+        sites, texts = [], []
+        for stack in self._stacks:
+            site, text = site_of([frames[i] for i in stack])
+            sites.append(site)
+            texts.append(text)
+        return {"site": sites, "text": texts}
+
+
+def _word(value: Any) -> str:
+    return value[:MAX_WORD] if isinstance(value, str) else ""
+
+
+def site_of(frames: list[tuple[str, str, int]]) -> tuple[str, str]:
+    """The innermost frame of the user's own code, and the innermost Python frames as one text.
+
+    Args:
+        frames: (file, function, line), innermost first.
+    """
+    python = [f for f in frames if f[0].endswith(".py") or f[0].startswith("<ipython")]
+    own = [f for f in python if not any(word in f[0] for word in MACHINERY)]
+    named = own or python or [f for f in frames if f[1] and not f[1].startswith(NATIVE)]
+    words = [_place(*f) for f in (python or named)[:SHOWN_FRAMES]]
+    return (_place(*named[0]) if named else "", " < ".join(words))
+
+
+def _place(file: str, name: str, line: int) -> str:
+    """`file:line function`; of the path the last three parts."""
+    short = "/".join(file.split("/")[-3:])
+    if short in ("", "??"):
+        return name.partition("(")[0]
+    return f"{short}:{line} {name}".strip() if line >= 0 else f"{short} {name}".strip()
+
+
+def fill_events(
+    traces: list[list[Any]], out: Reading, stacks: Stacks, pools: Pools, attrs: dict[str, Any]
+) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
+    """Adds the batch of events.
+
+    Returns:
+        (oom events, what was wrong as (device, text)).
+    """
+    import numpy as np
+
+    count = sum(map(len, traces))
+    names = ("device", "action", "address", "size_bytes", "stream", "time_ns", "pool", "stack")
+    rows: list[tuple[int, ...]] = []
+    ooms: list[dict[str, Any]] = []
+    faults: list[tuple[int, str]] = []
+    timed = pooled = 0
+    for device, trace in enumerate(traces):
+        bad = 0
+        for event in trace:
+            row = _event(event, device, stacks, pools)
+            if row is None:
+                bad += 1
+                continue
+            if row[1] == ACTION_CODES["oom"]:
+                free, ask = whole(event.get("device_free")), row[3]
+                ooms.append({"device": device, "time_ns": row[5], "request_bytes": ask, "free_bytes": free})
+            timed += "time_us" in event
+            pooled += "pool_id" in event
+            rows.append(row)
+        if bad:
+            faults.append((device, f"{bad} of {len(trace)} events have no action or an impossible size"))
+    if not count:
+        return ooms, faults
+    table = np.array(rows, dtype=np.int64).reshape(-1, len(names))
+    columns = {name: table[:, i].copy() for i, name in enumerate(names)}
+    if not timed:
+        del columns["time_ns"]
+    if not pooled:
+        del columns["pool"]
+    out.add_columns("snapshot_events", columns, rows=len(rows), pools=pools.seen(), **attrs)
+    return ooms, faults
+
+
+def _event(event: Any, device: int, stacks: Stacks, pools: Pools) -> tuple[int, ...] | None:
+    if not isinstance(event, dict):
+        return None
+    action, size = event.get("action"), whole(event.get("size", 0))
+    if not isinstance(action, str) or size is None or size < 0:
+        return None
+    code = ACTION_CODES.get(action, UNKNOWN)
+    address = whole(event.get("addr", event.get("address", 0)))
+    if address is None:
+        return None
+    time_us = whole(event.get("time_us")) or 0
+    return (
+        device,
+        code,
+        address,
+        size,
+        whole(event.get("stream")) or 0,
+        time_us * 1000 if abs(time_us) < MAX_INT // 1000 else 0,
+        pools.code(event.get("pool_id")) if "pool_id" in event else 0,
+        stacks.code(event.get("frames")),
+    )
+
+
+def marked_ranges(entries: Any) -> dict[str, Any] | None:
+    """Joins START and END entries of the same name into ranges; unmatched ones are left out."""
+    if not isinstance(entries, list):
+        return None
+    open_at: dict[tuple[int, str], list[int]] = {}
+    found: list[tuple[int, str, int, int]] = []
+    for entry in entries:
+        if not isinstance(entry, dict):
+            continue
+        time_us, name = whole(entry.get("time_us")), _word(entry.get("name"))
+        if time_us is None or not name or abs(time_us) >= MAX_INT // 1000:
+            continue
+        key = (whole(entry.get("device")) or 0, name)
+        if str(entry.get("stage")).upper() == "START":
+            open_at.setdefault(key, []).append(time_us)
+        elif open_at.get(key):
+            found.append((*key, open_at[key].pop() * 1000, time_us * 1000))
+    found.sort(key=lambda row: (row[0], row[2]))
+    return {
+        "device": [row[0] for row in found],
+        "name": [row[1] for row in found],
+        "start_ns": [row[2] for row in found],
+        "end_ns": [row[3] for row in found],
+    }
