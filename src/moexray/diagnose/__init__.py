@@ -42,11 +42,24 @@ class Exhibit:
 
 
 RULES: tuple[Rule, ...] = (
+    Rule("moexray.diagnose.oom:order_of_tests", ("mem.fragmentation", "mem.fragmentation_contributes",
+         "mem.true_exhaustion", "mem.limit_below_free", "mem.other_process", "mem.oversubscription", "mem.non_torch",
+         "mem.non_torch_buffers", "mem.unbudgeted_activation", "mem.capture_headroom", "mem.oom_unexplained",
+         "advice.expandable_segments_unsafe"), ("oom",)),
+    Rule("moexray.diagnose.oom_log:retries_recovered", ("mem.alloc_retry_recovered",), ("oom", "memory_stats")),
+    Rule("moexray.diagnose.oom_log:graph_pool_large", ("mem.graph_pool_large",), ("log",)),
+    Rule("moexray.diagnose.host:host_oom", ("mem.host_oom",), ("log",)),
+    Rule("moexray.diagnose.advice:expandable_segments", ("advice.expandable_segments_unsafe",), ("launch", "log")),
     Rule("moexray.diagnose.snapshot:fragmentation", ("mem.fragmentation",), ("snapshot",)),
     Rule("moexray.diagnose.snapshot:private_pools", ("mem.graph_pool_fragmentation",), ("snapshot",)),
     Rule("moexray.diagnose.snapshot_history:incomplete", ("snapshot.history_incomplete",), ("snapshot",)),
     Rule("moexray.diagnose.snapshot_history:inconsistent", ("snapshot.inconsistent",), ("snapshot",)),
     Rule("moexray.diagnose.routing_skew:skew_and_drift", ("ep.skew", "ep.drift"), ("counts", "routes")),
+    Rule("moexray.diagnose.routing_metric:wrong_axis", ("ep.metric_wrong_axis",), ("log",)),
+    Rule("moexray.diagnose.routing_metric:counts_multiplied", ("ep.counts_multiplied",), ("counts",)),
+    Rule("moexray.diagnose.routing_metric:files_of_ranks", ("input.shape_mismatch", "input.rank_set"), ("counts",)),
+    Rule("moexray.diagnose.routing_placement:duplicate_replica", ("ep.duplicate_replica",), ("placement",)),
+    Rule("moexray.diagnose.routing_placement:skew_to_oom", ("ep.skew_to_oom",), ("counts", "routes")),
     Rule("moexray.diagnose.comm:watchdog", ("comm.desync", "comm.missing_rank", "comm.size_mismatch"), ("comm_report",)),
     Rule("moexray.diagnose.comm_ras:status", ("comm.lagging_ranks", "comm.missing_rank"), ("comm_ras",)),
     Rule("moexray.diagnose.comm_flight:recorder", ("comm.desync", "comm.missing_rank", "comm.size_mismatch",
@@ -58,5 +71,6 @@ RULES: tuple[Rule, ...] = (
 )
 
 EXHIBITS: tuple[Exhibit, ...] = (
+    Exhibit("ledger", "moexray.diagnose.oom_ledger:ledger", ("oom",)),
     Exhibit("balance", "moexray.diagnose.routing_skew:balance", ("counts", "routes")),
 )

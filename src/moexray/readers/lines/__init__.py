@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 from moexray.readers.lines import comm, comm_a2a, comm_nccl, comm_ras
 from moexray.readers.lines import bench
 from moexray.readers.lines import engine
+from moexray.readers.lines import routing
+from moexray.readers.lines import launch, memory_events, oom
 from moexray.readers.lines.line import Line, clean_lines
 
 if TYPE_CHECKING:
@@ -42,12 +44,16 @@ class LineParser:
 
 
 LINE_PARSERS: tuple[LineParser, ...] = (
+    LineParser("out of memory", oom.parse, oom.WORDS),
+    LineParser("memory", memory_events.parse, memory_events.WORDS),
+    LineParser("launch", launch.parse, launch.WORDS),
     LineParser("engine", engine.parse, engine.WORDS),
     LineParser("collectives", comm.parse, comm.WORDS),
     LineParser("nccl status", comm_ras.parse, comm_ras.WORDS),
     LineParser("nccl debug", comm_nccl.parse, comm_nccl.WORDS),
     LineParser("all-to-all", comm_a2a.parse, comm_a2a.WORDS),
     LineParser("bench", bench.parse, bench.WORDS),
+    LineParser("routing", routing.parse, routing.WORDS),
 )
 
 WORDS: tuple[str, ...] = tuple(dict.fromkeys((*COMMON_WORDS, *(w for p in LINE_PARSERS for w in p.words))))

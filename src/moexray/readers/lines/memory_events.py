@@ -52,7 +52,7 @@ _BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("weights", rf"(?:model )?weights(?: memory)?(?: take|:| took)? ?{_S}"),
         ("weights", rf"model (?:weights|loading) (?:take|took) {_S}"),
         ("weights", rf"{_S} for (?:model )?weights?\b"),
-        ("non_torch", rf"non[-_ ]torch(?:[-_ ]\w+)*(?: memory)?(?: takes|:| is)? {_S}"),
+        ("non_torch", rf"non[-_ ]torch(?:[-_ ][a-z]+){0,3}(?: takes|:| is)? {_S}"),
         ("non_torch", rf"{_S} for non-torch"),
         ("activation", rf"activation(?: peak)?(?: memory)?(?: takes|:) {_S}"),
         ("activation", rf"torch peak memory(?: increase)?: {_S}"),
