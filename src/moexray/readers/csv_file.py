@@ -21,6 +21,7 @@ from moexray.readers import text as text_reader
 from moexray.readers.cells import is_number, is_placeholder, quantity
 from moexray.readers.shapes import matrix, routing_csv
 from moexray.readers.shapes.bench_table import bench_table, metric_table
+from moexray.readers.shapes.latency import latency_series
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,6 +79,7 @@ class Grid:
 SHAPES: tuple[Callable[[Grid, Source, Reading], bool], ...] = (
     matrix.read_table,
     routing_csv.read_csv,
+    latency_series,
     bench_table,
     metric_table,
 )

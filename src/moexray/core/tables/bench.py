@@ -21,11 +21,13 @@ __all__ = ["BENCH", "GAPS", "LATENCY", "REQUESTS", "STEPS", "TABLES"]
 
 LATENCY = Table(
     "latency",
-    "A series of step times, inter-token or request latencies, in the order of the file (arrays).",
+    "A series of step times, inter-token or request latencies, in the order of the file (arrays). Facts of "
+    "the batch: what (itl, step, tpot, latency, ttft, e2e), clock (epoch, day, relative or none), rank.",
     (
         Column("t_s", "float", "s", "When it ended, on the clock of the file; NaN if unknown."),
         Column("step", "float", "", "Step or token index; NaN if unknown."),
         Column("value_s", "float", "s", "Duration."),
+        Column("line", "int", "", "Line of the file."),
     ),
 )
 

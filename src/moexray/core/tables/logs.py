@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from moexray.core.schema import Column, Table
 
-__all__ = ["LAUNCH", "LOG", "TABLES"]
+__all__ = ["LAUNCH", "LOG", "SNAPSHOT_COST", "TABLES"]
 
 LOG = Table(
     "log",
@@ -37,4 +37,14 @@ LAUNCH = Table(
     ),
 )
 
-TABLES = (LOG, LAUNCH)
+SNAPSHOT_COST = Table(
+    "snapshot_cost",
+    "Measured time of writing an allocator snapshot, by the length of the recorded history.",
+    (
+        Column("entries", "int", "", "Entries of the history (max_entries)."),
+        Column("traces", "bool", "", "Whether the history was written (include_traces)."),
+        Column("seconds", "float", "s", "Time of one snapshot."),
+    ),
+)
+
+TABLES = (LOG, LAUNCH, SNAPSHOT_COST)
