@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import SchemaError
@@ -151,7 +151,8 @@ def build_run(readings: list[tuple[str, Reading]], skipped: list[Skipped]) -> Ru
             blank = dict.fromkeys(_TABLES[name].names)
             tables.setdefault(name, []).extend({**blank, "source": path, **row} for row in rows)
         for batch in reading.batches:
-            arrays.setdefault(batch.table, []).append(batch)
+            named = batch if batch.source else replace(batch, source=path)
+            arrays.setdefault(batch.table, []).append(named)
     return Run(
         inputs=tuple(Input(p, r.reader, r.rows, tuple(r.notes)) for p, r in readings if r.rows),
         skipped=tuple(skipped),

@@ -1,0 +1,312 @@
+"""Flight-recorder dumps of torch.distributed: pickle and JSON, from the bare list of v1 to schema 2.11.
+
+Glossary: *ring*: the recorder keeps the last N entries, so dumps of ranks start at different
+numbers; *retired* says nothing of completion; a JSON dump has 0 where a time is missing and texts
+where a pickle has numbers; gloo never reports starts or ends, its entries stay "scheduled".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from moexray.core.run import Reading
+    from moexray.core.source import Source
+
+__all__ = ["read"]
+
+MARKS = ("profiling_name", "collective_seq_id", "seq_id")
+NUMBERED = re.compile(r"rank[_\-. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
+TRAILING = re.compile(r"(\d{1,6})$")
+P2P = re.compile(r"^(?:send|recv|isend|irecv|coalesced)\b|\d+ ?(?:->|<-) ?\d+")
+PEERS = re.compile(r"\b(send|recv) (\d+) ?(?:->|<-) ?(\d+)")
+SHAPE_TEXT = 200  # characters of a shape kept
+
+
+def read(document: Any, source: Source, out: Reading) -> bool:
+    """Takes a dump into comm_flight and comm_group; False if the document is none."""
+    entries = _entries(document)
+    if entries is None:
+        return False
+    top: dict[str, Any] = document if isinstance(document, dict) else {}
+    names = _names(top, entries)
+    rows = _columns(entries, names, out)
+    groups = _groups(top, names, rows["group"])
+    rank, origin = _rank(top, entries, groups, source)
+    library = _library(top, entries)
+    for group in groups.values():
+        status = group.pop("status")
+        out.add("comm_group", where=f"group {group['group']}", origin="dump", rank=rank, **group, **status)
+    out.rows -= len(groups)  # records of a dump are its entries
+    out.add_columns(
+        "comm_flight",
+        rows,
+        source=source.path,
+        rows=len(rows["seq"]),
+        rank=rank,
+        rank_from=origin,
+        version=str(top.get("version", "1")),
+        library=library,
+        host=top.get("host_name"),
+        timing=library != "gloo",
+        folder=source.path.rpartition("/")[0],
+    )
+    out.notes.append(
+        f"flight recorder of rank {'unknown' if rank is None else rank}, {len(rows['seq'])} entries"
+    )
+    if not rows["seq"].size:
+        out.rows = max(out.rows, len(groups))
+    return True
+
+
+def _entries(document: Any) -> list[dict[str, Any]] | None:
+    found = document.get("entries") if isinstance(document, dict) else document
+    if isinstance(document, dict) and found is None and isinstance(document.get("pg_status"), dict):
+        return []
+    if not isinstance(found, list | tuple):
+        return None
+    good = [e for e in found if isinstance(e, dict) and any(mark in e for mark in MARKS)]
+    if good:
+        return good
+    recorder = isinstance(document, dict) and ("pg_config" in document or "pg_status" in document)
+    return [] if recorder and not found else None
+
+
+def _names(top: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, tuple[str, str | None]]:
+    """Id of a group on this rank -> (its global name, description).
+
+    The name comes from the entries, for gloo's pg_config has "" where they say "0".
+    """
+    names: dict[str, tuple[str, str | None]] = {}
+    for e in entries:
+        pair = e.get("process_group")
+        if isinstance(pair, list | tuple) and pair:
+            names[str(e.get("pg_id", pair[0]))] = (
+                str(pair[0]),
+                str(pair[1]) if len(pair) > 1 and pair[1] else None,
+            )
+        elif e.get("pg_id") is not None:
+            names.setdefault(str(e["pg_id"]), (str(e.get("pg_name", e["pg_id"])), None))
+    return names
+
+
+def _groups(
+    top: dict[str, Any], names: dict[str, tuple[str, str | None]], used: Iterable[str]
+) -> dict[str, dict[str, Any]]:
+    """Members and progress by the group's global name."""
+    groups: dict[str, dict[str, Any]] = {}
+
+    def of(name: str, desc: str | None = None) -> dict[str, Any]:
+        fresh = {
+            "group": name,
+            "group_id": None,
+            "desc": desc,
+            "members": None,
+            "size": None,
+            "status": {"enqueued": None, "completed": None},
+        }
+        group = groups.setdefault(name, fresh)
+        group["desc"] = group["desc"] or desc
+        return group
+
+    for id_, (name, desc) in names.items():
+        of(name, desc)["group_id"] = id_
+    for name in used:
+        of(name)
+    config = top.get("pg_config")
+    config = config if isinstance(config, dict) else {}
+    for key, value in config.items():
+        if not isinstance(value, dict):
+            continue
+        name = str(value.get("name") or key)
+        if not name:  # gloo leaves it empty; the only group of the entries is meant
+            name = next(iter(groups), "0") if len(groups) <= 1 or len(config) == 1 else "0"
+        group = of(name, str(value["desc"]) if value.get("desc") else None)
+        members = _ranks(value.get("ranks"))
+        if members:
+            group["members"], group["size"] = members, len(members)
+    status = top.get("pg_status")
+    for key, value in status.items() if isinstance(status, dict) else ():
+        if isinstance(value, dict):
+            name = names[str(key)][0] if str(key) in names else str(key)
+            if name in groups or _number(value.get("last_enqueued_collective")) is not None:
+                of(name)["status"] = {
+                    "enqueued": _number(value.get("last_enqueued_collective")),
+                    "completed": _number(value.get("last_completed_collective")),
+                }
+    return groups
+
+
+def _ranks(value: Any) -> list[int] | None:
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except ValueError:
+            value = re.findall(r"\d+", value)
+    if not isinstance(value, list | tuple):
+        return None
+    ranks = {int(r) for r in value if str(r).isdigit()}
+    return sorted(ranks) or None
+
+
+def _rank(
+    top: dict[str, Any], entries: list[dict[str, Any]], groups: dict[str, dict[str, Any]], source: Source
+) -> tuple[int | None, str | None]:
+    """The rank that wrote the dump: said in it, the only member of all its groups, else the name's."""
+    for key in ("rank", "global_rank"):
+        if str(top.get(key, "")).isdigit():
+            return int(top[key]), "content"
+    members = [set(g["members"]) for g in groups.values() if g["members"]]
+    common = set.intersection(*members) if members else set()
+    if len(common) == 1 and len(members) > 1:
+        return common.pop(), "content"
+    named = rank_in_name(source.path)
+    if named is not None and (not common or named in common):
+        return named, "name"
+    return None, None
+
+
+def rank_in_name(path: str) -> int | None:
+    """The rank that a dump's name ends in, or that a folder above it is called after."""
+    parts = path.split("/")
+    stem = re.sub(r"(?:\.(?:json|pickle|pkl|gz|zst|bin|txt|dump))+$", "", parts[-1], flags=re.IGNORECASE)
+    if hits := NUMBERED.findall(stem):
+        return int(hits[-1])
+    if (m := TRAILING.search(stem)) is not None:
+        return int(m[1])
+    for folder in reversed(parts[:-1]):
+        if (m := NUMBERED.fullmatch(folder)) is not None:
+            return int(m[1])
+    return None
+
+
+def _library(top: dict[str, Any], entries: list[dict[str, Any]]) -> str | None:
+    """gloo, nccl, xccl, ...: the most frequent prefix of the operations."""
+    names = [str(e.get("profiling_name", "")).partition(":") for e in entries[:64]]
+    libraries = [library for library, colon, _ in names if colon]
+    return max(set(libraries), key=libraries.count) if libraries else None
+
+
+def _columns(
+    entries: list[dict[str, Any]], names: dict[str, tuple[str, str | None]], out: Reading
+) -> dict[str, Any]:
+    import numpy as np
+
+    nan = float("nan")
+    rows: dict[str, list[Any]] = {
+        k: []
+        for k in (
+            "group",
+            "seq",
+            "op",
+            "state",
+            "p2p",
+            "sizes_in",
+            "sizes_out",
+            "numel_in",
+            "numel_out",
+            "dtype",
+            "splits_in",
+            "splits_out",
+            "created_ns",
+            "started_ns",
+            "completed_ns",
+            "timeout_s",
+        )
+    }
+    bad = 0
+    for e in entries:
+        seq = _number(e.get("collective_seq_id", e.get("seq_id")))
+        if seq is None:
+            bad += 1
+            continue
+        op = sys.intern(str(e.get("profiling_name", "")).rpartition(":")[2])
+        pair = e.get("process_group")
+        id_ = str(e.get("pg_id", ""))
+        name = str(pair[0]) if isinstance(pair, list | tuple) and pair else names.get(id_, (id_, None))[0]
+        sizes_in, sizes_out = e.get("input_sizes"), e.get("output_sizes")
+        timeout = _number(e.get("timeout_ms"))
+        rows["group"].append(sys.intern(name))
+        rows["seq"].append(seq)
+        rows["op"].append(op)
+        rows["state"].append(sys.intern(str(e.get("state", ""))))
+        rows["p2p"].append(bool(e.get("is_p2p")) or P2P.search(op) is not None)
+        rows["sizes_in"].append(_shape(sizes_in))
+        rows["sizes_out"].append(_shape(sizes_out))
+        rows["numel_in"].append(_numel(sizes_in))
+        rows["numel_out"].append(_numel(sizes_out))
+        rows["dtype"].append(sys.intern(_first(e.get("input_dtypes"))))
+        rows["splits_in"].append(_splits(e, "in"))
+        rows["splits_out"].append(_splits(e, "out"))
+        for column, key in (
+            ("created_ns", "time_created_ns"),
+            ("started_ns", "time_discovered_started_ns"),
+            ("completed_ns", "time_discovered_completed_ns"),
+        ):
+            rows[column].append(float(_number(e.get(key)) or 0) or nan)
+        rows["timeout_s"].append(timeout / 1e3 if timeout else nan)
+    if bad:
+        out.problem(
+            "input.dirty_table", f"{bad} recorder entries without a number; they were left out", lost=bad
+        )
+    floats = ("numel_in", "numel_out", "created_ns", "started_ns", "completed_ns", "timeout_s")
+    arrays: dict[str, Any] = dict(rows)
+    arrays["seq"] = np.array(rows["seq"], dtype=np.int64)
+    for name in floats:
+        arrays[name] = np.array(rows[name], dtype=np.float64)
+    return arrays
+
+
+def _shape(sizes: Any) -> str:
+    """Shapes as a text that two ranks share."""
+    if not isinstance(sizes, list | tuple):
+        return ""
+    return sys.intern(str([list(s) if isinstance(s, list | tuple) else s for s in sizes])[:SHAPE_TEXT])
+
+
+def _numel(sizes: Any) -> float:
+    if not isinstance(sizes, list | tuple):
+        return float("nan")
+    total = 0
+    for shape in sizes:
+        count = 1
+        for n in shape if isinstance(shape, list | tuple) else (shape,):
+            if not isinstance(n, int) or n < 0:
+                return float("nan")
+            count *= n
+        total += count
+    return float(total)
+
+
+def _splits(entry: dict[str, Any], way: str) -> tuple[int, ...] | None:
+    """Per-peer row counts; their key is not the same in all writers."""
+    full = "input" if way == "in" else "output"
+    for key in (
+        f"{full}_split_sizes",
+        f"{way}_split_sizes",
+        f"{full}_splits",
+        f"{way}_splits",
+        f"{way}_split_size",
+    ):
+        value = entry.get(key)
+        if isinstance(value, list | tuple) and value and all(isinstance(v, int) for v in value):
+            return tuple(value)
+    return None
+
+
+def _first(value: Any) -> str:
+    return str(value[0]) if isinstance(value, list | tuple) and value else ""
+
+
+def _number(value: Any) -> int | None:
+    """A count or time; texts count, -1 is none yet."""
+    try:
+        number = int(value)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if number >= 0 else None
