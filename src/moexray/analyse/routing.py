@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Batch, Run
 
-__all__ = ["Load", "Mismatch", "config", "folder", "loads"]
+__all__ = ["Load", "Mismatch", "config", "folder", "loads", "rank_of"]
 
 WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
-_RANK = re.compile(r"(?:rank|_|ep|tp|dp)[_-]?(\d+)(?=\D*$)", re.IGNORECASE)
+_RANK = re.compile(r"(?:rank|_r|_|ep|tp|dp|gpu)[_-]?(\d+)(?=\D*$)", re.IGNORECASE)
+_NAMED_RANK = re.compile(r"(?:rank|ep_?|gpu)[_-]?\d+(?=\D*$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +60,16 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Mismatch:
-    """Files of ranks whose tables do not fit the others."""
+    """Files of ranks that cannot be summed as they are.
 
+    Args:
+        id: input.shape_mismatch (tables do not fit) or input.rank_set (missing, twice).
+        sources: All files of the set.
+        odd: The files at fault; empty for missing ranks.
+        text: What is wrong.
+    """
+
+    id: str
     sources: tuple[str, ...]
     odd: tuple[str, ...]
     text: str
@@ -83,8 +92,9 @@ def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
     mismatches: list[Mismatch] = []
     groups: dict[tuple[Any, ...], list[Batch]] = {}
     for i, batch in enumerate(run.batches("counts")):
-        merged = bool(batch.attrs.get("sum_over_ranks"))
-        key = (folder(batch.source), batch.attrs["layout"], batch.attrs["what"], batch.attrs["name"])
+        stem, named = _without_rank(batch.source)
+        merged = bool(batch.attrs.get("sum_over_ranks")) or (named and batch.attrs["axis"] != "rank")
+        key = (stem, batch.attrs["what"], batch.attrs["name"], batch.attrs.get("label"))
         groups.setdefault(key if merged else (i,), []).append(batch)
     for batches in groups.values():
         kept, mismatch = _fitting(batches)
@@ -99,8 +109,14 @@ def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
     return found, mismatches
 
 
+def _without_rank(source: str) -> tuple[str, bool]:
+    """A path without the number of the rank in its last part, and whether a word says it is one."""
+    head, _, name = source.rpartition("/")
+    return f"{head}/{_RANK.sub('*', name, count=1)}", bool(_NAMED_RANK.search(name.rsplit(".", 1)[0]))
+
+
 def _fitting(batches: Sequence[Batch]) -> tuple[list[Batch], Mismatch | None]:
-    """The batches of one shape and kind; none of them if it is not clear which are odd."""
+    """The batches of one shape and kind of number; none of them if they do not fit together."""
     if len(batches) == 1:
         return list(batches), None
     kinds: dict[tuple[Any, ...], list[Batch]] = {}
@@ -108,29 +124,39 @@ def _fitting(batches: Sequence[Batch]) -> tuple[list[Batch], Mismatch | None]:
         layers = len(np.unique(b.columns["layer"]))
         kinds.setdefault((layers, b.columns["tokens"].shape[1], b.columns["tokens"].dtype.kind), []).append(b)
     if len(kinds) == 1:
-        return _one_per_rank(batches), None
+        return _one_per_rank(batches)
     usual = max(kinds, key=lambda k: len(kinds[k]))
     odd = tuple(b.source for k, members in kinds.items() if k != usual for b in members)
     shapes = "; ".join(
-        f"{members[0].source}{' and others' if len(members) > 1 else ''}: {k[0]} layers x {k[1]} units"
-        f"{' (no whole numbers)' if k[2] == 'f' else ''}"
+        f"{members[0].source}{f' and {len(members) - 1} more' if len(members) > 1 else ''}: "
+        f"{k[0]} layers x {k[1]} units{' of fractions' if k[2] == 'f' else ''}"
         for k, members in kinds.items()
     )
-    return [], Mismatch(tuple(b.source for b in batches), odd, shapes)
+    return [], Mismatch("input.shape_mismatch", tuple(b.source for b in batches), odd, shapes)
 
 
-def _one_per_rank(batches: Sequence[Batch]) -> list[Batch]:
-    """Leaves out a second file of a rank with the same content."""
-    seen: dict[Any, Batch] = {}
+def _one_per_rank(batches: Sequence[Batch]) -> tuple[list[Batch], Mismatch | None]:
+    """One batch per rank; copies are dropped, two different ones of a rank are left out and told."""
+    first = batches[0].columns["tokens"]
+    if all(np.array_equal(first, b.columns["tokens"]) for b in batches[1:]):
+        return [batches[0]], None  # the same all-reduced counts in every file
+    ranks: dict[Any, list[Batch]] = {}
     for i, b in enumerate(batches):
         rank = b.attrs.get("rank", rank_of(b.source))
-        key = rank if rank is not None else f"file {i}"
-        same = seen.get(key)
-        if same is None:
-            seen[key] = b
-        elif not np.array_equal(same.columns["tokens"], b.columns["tokens"]):
-            seen[f"{key} again {i}"] = b
-    return list(seen.values())
+        same = ranks.setdefault(f"file {i}" if rank is None else int(rank), [])
+        if not any(np.array_equal(s.columns["tokens"], b.columns["tokens"]) for s in same):
+            same.append(b)
+    twice = {r: same for r, same in ranks.items() if len(same) > 1}
+    kept = [same[0] for same in ranks.values() if len(same) == 1]
+    numbered = {r for r in ranks if isinstance(r, int)}
+    missing = sorted(set(range(max(numbered, default=-1) + 1)) - numbered)
+    texts = [f"rank {r} occurs {len(s)} times with different content, none is used" for r, s in twice.items()]
+    if missing and len(missing) < len(numbered):
+        texts.append(f"rank {', '.join(map(str, missing))} is missing: the sums lack its tokens")
+    if not texts:
+        return kept, None
+    odd = tuple(b.source for same in twice.values() for b in same)
+    return kept, Mismatch("input.rank_set", tuple(b.source for b in batches), odd, "; ".join(texts))
 
 
 def rank_of(source: str) -> int | None:

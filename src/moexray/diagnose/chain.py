@@ -29,6 +29,9 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
     "comm.timeout_near": ("comm.straggler_wait",),
     "mem.alloc_stall": ("mem.empty_cache_in_hot_path", "mem.fragmentation", "mem.churn"),
     "ep.skew": ("ep.drift",),
+    "mem.true_exhaustion": ("ep.skew_to_oom",),
+    "mem.fragmentation_contributes": ("ep.skew_to_oom",),
+    "mem.unbudgeted_activation": ("ep.skew_to_oom",),
 }
 
 # Families that speak of an artefact or of a number that misleads; they lead only when no fault

@@ -43,6 +43,7 @@ def skew_and_drift(run: Run, limits: Limits) -> list[Finding]:
     found, _ = loads(run, limits.routing.dummy_run)
     skews: list[tuple[_Skew, Change | None]] = []
     drifts: list[tuple[Ranks, list[Change]]] = []
+    mixed: list[tuple[Ranks, list[Change]]] = []
     guesses: list[_Skew] = []
     for load in found:
         if load.what != "routed" or load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1:
@@ -54,6 +55,8 @@ def skew_and_drift(run: Run, limits: Limits) -> list[Finding]:
         moved = _drifted(ranks, limits)
         if moved and count and load.ordered:
             drifts.append((ranks, moved))
+        if not count and (mixes := changes(ranks, limits.routing.floor_factor, limits.routing.quiet_factor)):
+            mixed.append((ranks, mixes))
         cut = ranks.part(slice(moved[0].at, moved[0].until)) if moved else ranks
         if skew := _skew(cut, limits):
             if count:
@@ -65,7 +68,9 @@ def skew_and_drift(run: Run, limits: Limits) -> list[Finding]:
         said.append(_drift_finding(*max(drifts, key=lambda d: d[1][0].before - d[1][0].after), limits))
     if skews:
         said.append(_skew_finding(*min(skews, key=lambda s: s[0].value), limits))
-    elif guesses:
+    if mixed and not drifts:
+        said += _mix_finding(*max(mixed, key=lambda m: len(m[1])))
+    if guesses and not skews:
         said.append(_guess_finding(min(guesses, key=lambda s: s.value), limits))
     return said
 
@@ -139,9 +144,20 @@ def _skew_finding(skew: _Skew, change: Change | None, limits: Limits) -> Finding
                 step_from=_step(skew.ranks, 0), step_to=_step(skew.ranks, -1)),
         skew.value, r.balancedness, "ratio",
         tuple(_layer_evidence(skew.ranks, b) for b in bad[:SHOWN]),
-        implied_by=("ep.drift",) if change else (),
+        implied_by=(*(("ep.drift",) if change else ()), *_wasted(skew)),
         remedies=skew_remedies(skew.ranks, index, skew.value),
     )  # fmt: skip
+
+
+def _wasted(skew: _Skew) -> tuple[str, ...]:
+    """The duplicate replica as a cause, if the busiest rank holds one."""
+    slots, load = skew.ranks.slots, skew.ranks.load
+    at = np.flatnonzero(load.layers == skew.worst.layer) if skew.worst.layer is not None else []
+    if slots is None or not len(at):
+        return ()
+    mine = slots[int(at[0])].reshape(len(skew.worst.loads), -1)[skew.worst.hot]
+    used = mine[mine >= 0]
+    return ("ep.duplicate_replica",) if len(np.unique(used)) < len(used) else ()
 
 
 def _label(layer: int | None) -> int | None:
@@ -218,6 +234,29 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
                   remedy("split-over-replicas")),
         settle_with=() if len(layers) > 0 else ("longer recording",),
     )  # fmt: skip
+
+
+def _mix_finding(ranks: Ranks, mixes: list[Change]) -> list[Finding]:
+    """Most layers change their mix at one time, and no artefact tells what it does to the ranks."""
+    load = ranks.load
+    at = int(np.median([c.at for c in mixes]))
+    near = [c for c in mixes if abs(c.at - at) <= 2 * c.window]
+    if 2 * len(near) <= len(load.layers) or not load.ordered:
+        return []
+    step = _step(ranks.part(slice(at, len(load.steps))), 0)
+    worst = max(near, key=lambda c: c.distance / c.limit)
+    numbers = pairs({"layers_changed": len(near), "layers": len(load.layers), "layer": worst.layer,
+                     "step_from": step, "js_distance": worst.distance, "js_limit": worst.limit})  # fmt: skip
+    claim = (
+        f"The mix of experts changed at {'token' if load.from_routes else 'step'} {step} in {len(near)} of "
+        f"{len(load.layers)} layers (Jensen-Shannon distance {worst.distance:.3f}, limit {worst.limit:.3f}); "
+        f"without the EP size or the placement it cannot be said what that does to the ranks."
+    )
+    return [Finding(
+        "ep.drift", "info", 0.45, claim, Subject(layer=_label(worst.layer), step_from=step), worst.distance,
+        worst.limit, "nats", (Evidence(load.source, f"rows {at}-{len(load.steps) - 1}", numbers),),
+        settle_with=("EP size (launch line or config)", "placement (physical_to_logical_map)"),
+    )]  # fmt: skip
 
 
 def _guess_finding(skew: _Skew, limits: Limits) -> Finding:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moexray.readers.lines import comm, comm_a2a, comm_nccl, comm_ras
 from moexray.readers.lines import bench
 from moexray.readers.lines import engine
+from moexray.readers.lines import smi, smi_host, smi_monitor, smi_query
 from moexray.readers.lines import routing
 from moexray.readers.lines import launch, memory_events, oom
 from moexray.readers.lines.line import Line, clean_lines
@@ -53,6 +54,11 @@ LINE_PARSERS: tuple[LineParser, ...] = (
     LineParser("nccl debug", comm_nccl.parse, comm_nccl.WORDS),
     LineParser("all-to-all", comm_a2a.parse, comm_a2a.WORDS),
     LineParser("bench", bench.parse, bench.WORDS),
+    LineParser("numerics", numerics.parse, numerics.WORDS),
+    LineParser("nvidia-smi", smi.parse, smi.WORDS),
+    LineParser("nvidia-smi -q", smi_query.parse, smi_query.WORDS),
+    LineParser("nvidia-smi dmon", smi_monitor.parse, smi_monitor.WORDS),
+    LineParser("host memory", smi_host.parse, smi_host.WORDS),
     LineParser("routing", routing.parse, routing.WORDS),
 )
 

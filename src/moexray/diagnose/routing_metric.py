@@ -1,0 +1,210 @@
+"""Numbers about routing that mislead: a logged balancedness over layers, multiplied counts, odd files."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.analyse.routing import config, loads
+from moexray.analyse.routing_ranks import ep_size, to_ranks
+from moexray.core.finding import Evidence, Finding, Subject, pairs
+from moexray.core.remedies import remedy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from moexray.analyse.routing import Load
+    from moexray.analyse.routing_ranks import Ranks
+    from moexray.core.limits import Limits
+    from moexray.core.run import Row, Run
+
+__all__ = ["counts_multiplied", "files_of_ranks", "over_layers", "over_ranks", "wrong_axis"]
+
+SHOWN = 3
+FIXED = (0, 31)  # vLLM: the fix is of August 2026; earlier releases reduce over layers
+_VLLM = re.compile(r"\bvllm\b[^\d\n]{0,24}?v?(\d+)\.(\d+)", re.IGNORECASE)
+
+
+def over_layers(cube: np.ndarray) -> tuple[float, ...]:
+    """The wrong figure, as builds compute it: mean/max over layers, [layers, ranks] -> variants."""
+    total = cube.sum(axis=1)
+    by_rank = float(cube.mean(axis=0).sum() / max(float(cube.max(axis=0).sum()), 1e-9))
+    return by_rank, float(total.mean() / max(float(total.max()), 1e-9))
+
+
+def over_ranks(cube: np.ndarray) -> tuple[float, float]:
+    """The right figure: sum(mean)/sum(max) over layers, and the mean over layers of mean/max."""
+    used = cube[cube.sum(axis=1) > 0]
+    top = used.max(axis=1)
+    return float(used.mean(axis=1).sum() / top.sum()), float((used.mean(axis=1) / top).mean())
+
+
+def wrong_axis(run: Run, limits: Limits) -> list[Finding]:
+    """ep.metric_wrong_axis: recomputed both ways, the logged value fits the layers and misses the ranks."""
+    lines = [
+        row for row in run.rows("log")
+        if row["kind"] == "eplb.balance" and _value(row, "balancedness") and _value(row, "avg_tokens")
+        and not row["fields"].get("dummy")
+    ]  # fmt: skip
+    if not lines:
+        return []
+    compared = False
+    for load in loads(run, limits.routing.dummy_run)[0]:
+        count, _ = ep_size(run, load)
+        ranks = to_ranks(run, load, count) if count and load.what == "routed" else None
+        if ranks is None or ranks.tokens.shape[1] < 2:
+            continue
+        compared = True
+        if found := _compare(lines, ranks, limits):
+            return [found]
+    return [] if compared else _by_version(run, lines)
+
+
+def _value(row: Row, key: str) -> float | None:
+    value = (row["fields"] or {}).get(key)
+    return float(value) if isinstance(value, int | float) else None
+
+
+def _compare(lines: list[Row], ranks: Ranks, limits: Limits) -> Finding | None:
+    r = limits.routing
+    hits: list[tuple[float, Row, float, float]] = []
+    judged = 0
+    for row, cube in _windows(lines, ranks):
+        logged = _value(row, "balancedness") or 0.0
+        layers = min(over_layers(cube), key=lambda v: abs(v - logged))
+        true = min(over_ranks(cube), key=lambda v: abs(v - logged))
+        judged += 1
+        if abs(layers - logged) <= r.axis_fits and abs(true - logged) > r.axis_misses:
+            hits.append((abs(true - logged), row, layers, over_ranks(cube)[0]))
+    if not hits or len(hits) < judged / 2:
+        return None
+    miss, row, layers, true = max(hits, key=lambda h: h[0])
+    logged = _value(row, "balancedness") or 0.0
+    way = "better" if logged > true else "worse"
+    claim = (
+        f"The logged balancedness {logged:.3f} is mean/max over layers, not over EP ranks: recomputed over "
+        f"layers {layers:.3f}, over ranks {true:.3f}. The log shows the balance {way} than it is "
+        f"({len(hits)} of {judged} lines); believe the counts."
+    )
+    numbers = {"logged_ratio": logged, "over_layers_ratio": layers, "true_ratio": true}
+    evidence = [Evidence(row["source"], row["where"], row["text"]),
+                Evidence(ranks.load.source, f"{ranks.tokens.shape[1]} layers x {ranks.tokens.shape[2]} ranks",
+                         pairs(numbers))]  # fmt: skip
+    return Finding("ep.metric_wrong_axis", "warn", 0.95, claim, Subject(), miss, r.axis_misses, "ratio",
+                   tuple(evidence), remedies=(remedy("recompute-balance"),))  # fmt: skip
+
+
+def _windows(lines: list[Row], ranks: Ranks) -> Iterator[tuple[Row, np.ndarray]]:
+    """Each line with [layers, ranks] of the steps since the line before; all steps where none fit."""
+    steps, before = ranks.load.steps, -1.0
+    labelled = bool(ranks.load.attrs.get("labelled")) and len(steps) > 1
+    for row in lines:
+        step = _value(row, "step")
+        used = (steps > before) & (steps <= step) if labelled and step is not None else np.zeros(1, bool)
+        before = step if step is not None else before
+        cube = ranks.tokens[used].sum(axis=0) if used.any() else ranks.tokens.sum(axis=0)
+        yield row, cube
+
+
+def _by_version(run: Run, lines: list[Row]) -> list[Finding]:
+    """Without counts only the version speaks, and only as a hypothesis."""
+    for row in (*run.rows("log"), *run.rows("launch")):
+        text = str(row.get("text") or "")
+        m = _VLLM.search(text)
+        if m is None and row.get("kind") == "engine.version":
+            m = re.search(r"()?(\d+)\.(\d+)", str((row.get("fields") or {}).get("version", "")))
+        if m and (int(m[m.lastindex - 1]), int(m[m.lastindex])) < FIXED if m and m.lastindex else False:
+            claim = (
+                f"Do not trust the logged balancedness: builds of vLLM before the fix of August 2026 (here "
+                f"{m[0].strip()}) take it over layers instead of ranks, and there are no counts to check it."
+            )
+            return [Finding(
+                "ep.metric_wrong_axis", "info", 0.45, claim, Subject(), _value(lines[0], "balancedness"), None,
+                "ratio", (Evidence(lines[0]["source"], lines[0]["where"], lines[0]["text"]),
+                          Evidence(row["source"], row["where"], text)),
+                remedies=(remedy("recompute-balance"),),
+                settle_with=("tokens per EP rank and layer (expert load dump)",),
+            )]  # fmt: skip
+    return []
+
+
+def counts_multiplied(run: Run, limits: Limits) -> list[Finding]:
+    """ep.counts_multiplied: layer total / (tokens x top-k) is one integer >= 2 in every layer."""
+    said = []
+    for load in loads(run, limits.routing.dummy_run)[0]:
+        if load.what != "routed" or load.from_routes or load.set_aside:
+            continue
+        top_k = load.attrs.get("top_k") or config(run, "top_k")
+        per_layer = load.tokens.sum(axis=(0, 2))
+        expected = _expected(run, load)
+        if not top_k or not expected or (per_layer <= 0).any():
+            continue
+        ratios = per_layer / (expected * float(top_k))
+        m = _integer(ratios, len(load.steps))
+        if m is None:
+            continue
+        said.append(_multiplied(run, load, m, expected * float(top_k), per_layer))
+    return said[:1]
+
+
+def _expected(run: Run, load: Load) -> float | None:
+    per_step = load.attrs.get("tokens_per_step") or config(run, "tokens_per_step")
+    if per_step:
+        return float(per_step) * len(load.steps)
+    tokens = load.attrs.get("tokens") or config(run, "tokens")
+    return float(tokens) if tokens else None
+
+
+def _integer(ratios: np.ndarray, steps: int) -> int | None:
+    """The factor, if all layers have the same whole one; tokens per step count once per step."""
+    m = round(float(ratios[0]))
+    if m < 2 or not np.allclose(ratios, m, rtol=0, atol=1e-3):
+        return None
+    if steps > 1 and m % steps == 0:
+        m //= steps
+    return m if m >= 2 else None
+
+
+def _multiplied(run: Run, load: Load, m: int, expected: float, per_layer: np.ndarray) -> Finding:
+    sizes: dict[str, Any] = {
+        key: load.attrs.get(f"{key}_size") or config(run, f"{key}_size") for key in ("dp", "tp", "ep")
+    }
+    for row in run.rows("launch"):
+        for key, names in (("dp", ("data_parallel_size", "dp_size", "dp")),
+                           ("tp", ("tensor_parallel_size", "tp_size", "tp"))):  # fmt: skip
+            if row["key"] in names and str(row["value"]).isdigit():
+                sizes[key] = sizes[key] or float(row["value"])
+    suspects = [f"{key.upper()} size {int(n)}" for key, n in sizes.items() if n and int(n) == m]
+    why = f"that is the {' or the '.join(suspects)}" if suspects else "no parallel size of that value is known"
+    claim = (
+        f"Every layer's total is {m} times tokens x top-k ({per_layer[0]:.0f} against {expected:.0f}): the "
+        f"counts are multiplied, {why}. Ratios between experts or ranks stay valid."
+    )
+    text = pairs({"factor": m, "layer_tokens": float(per_layer[0]), "expected_tokens": expected,
+                  "layers": len(per_layer), **{f"{k}_size": v for k, v in sizes.items()}})  # fmt: skip
+    return Finding(
+        "ep.counts_multiplied", "warn", 0.95 if suspects else 0.9, claim, Subject(), float(m), 2.0, "count",
+        (Evidence(load.source, f"{len(per_layer)} layers", text),),
+        remedies=(remedy("divide-counts", m=m, suspects=" or ".join(suspects) or "a parallel size"),),
+    )  # fmt: skip
+
+
+def files_of_ranks(run: Run, limits: Limits) -> list[Finding]:
+    """input.shape_mismatch and input.rank_set of per-rank counts."""
+    said = []
+    for mismatch in loads(run, limits.routing.dummy_run)[1]:
+        shape = mismatch.id == "input.shape_mismatch"
+        odd = ", ".join(mismatch.odd[:4])
+        what = f"do not fit together and were not merged; odd: {odd}" if shape else "are no complete set"
+        said.append(
+            Finding(
+                mismatch.id, "error" if shape else "warn", 0.95,
+                f"The counts of {len(mismatch.sources)} ranks {what}. {mismatch.text}.",
+                Subject(), float(len(mismatch.odd) or 1), None, "count",
+                tuple(Evidence(s, "all rows", mismatch.text) for s in (mismatch.odd or mismatch.sources)[:SHOWN]),
+                settle_with=() if shape else ("the files of the missing ranks",),
+            )
+        )  # fmt: skip
+    return said

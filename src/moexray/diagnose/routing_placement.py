@@ -1,0 +1,214 @@
+"""ep.duplicate_replica and ep.skew_to_oom: a wasted slot; a rank whose tokens broke its memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moexray.algorithms.packing import balancedness, rank_loads, swap_duplicate
+from moexray.analyse.routing import config, folder, loads
+from moexray.analyse.routing_ranks import ep_size, layer_balance, to_ranks
+from moexray.core.finding import Evidence, Finding, Subject, pairs
+from moexray.core.remedies import remedy
+
+if TYPE_CHECKING:
+    from moexray.analyse.routing_ranks import LayerBalance, Ranks
+    from moexray.core.limits import Limits
+    from moexray.core.run import Batch, Row, Run
+
+__all__ = ["duplicate_replica", "skew_to_oom"]
+
+SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class _Duplicate:
+    layer: int
+    rank: int
+    expert: int
+    slots: np.ndarray
+
+
+def duplicate_replica(run: Run, limits: Limits) -> list[Finding]:
+    """A logical expert twice among the slots of one rank, in one layer."""
+    said: list[Finding] = []
+    for batch in run.batches("placement"):
+        count = _ranks_of(run, batch)
+        width = batch.columns["slots"].shape[1]
+        if not count or width % count or count < 2:
+            continue
+        found = list(_duplicates(batch, count))
+        if found:
+            said.append(_duplicate_finding(run, batch, found, count, limits))
+    return said[:1]
+
+
+def _ranks_of(run: Run, batch: Batch) -> int | None:
+    if batch.attrs.get("ep_size"):
+        return int(batch.attrs["ep_size"])
+    if per_rank := batch.attrs.get("slots_per_rank"):
+        return int(batch.columns["slots"].shape[1] // int(per_rank))
+    if size := config(run, "ep_size"):
+        return int(size)
+    for load in loads(run, dummy_run=32)[0]:
+        if folder(load.source) == folder(batch.source):
+            count, _ = ep_size(run, load)
+            if count:
+                return count
+    return None
+
+
+def _duplicates(batch: Batch, ranks: int) -> list[_Duplicate]:
+    found: dict[tuple[int, int, int], _Duplicate] = {}
+    slots = batch.columns["slots"]
+    grouped = np.sort(slots.reshape(len(slots), ranks, -1), axis=2)
+    rows, on, at = np.nonzero((grouped[:, :, 1:] == grouped[:, :, :-1]) & (grouped[:, :, 1:] >= 0))
+    for row, rank, i in zip(rows.tolist(), on.tolist(), at.tolist(), strict=True):
+        layer = int(batch.columns["layer"][row])
+        expert = int(grouped[row, rank, i + 1])
+        found[layer, rank, expert] = _Duplicate(layer, rank, expert, slots[row])
+    return list(found.values())
+
+
+def _duplicate_finding(
+    run: Run, batch: Batch, found: list[_Duplicate], ranks: int, limits: Limits
+) -> Finding:
+    first = max(found, key=lambda d: float(_load_of(run, d, limits)[0][d.expert]))
+    load, source = _load_of(run, first, limits)
+    replicas = int((first.slots == first.expert).sum())
+    place = f"layer {first.layer}" if first.layer >= 0 else "the placement"
+    claim = (
+        f"In {place} EP rank {first.rank} holds expert {first.expert} twice: one of its {replicas} replicas is "
+        f"wasted. {len(found)} such pair{'s' if len(found) > 1 else ''} in {len(batch.columns['slots'])} layers."
+    )
+    before = balancedness(rank_loads(load, first.slots, ranks))
+    values: dict[str, object] = {"rank": first.rank, "expert": first.expert, "replicas": replicas,
+                                 "slots": len(first.slots), "ranks": ranks}  # fmt: skip
+    remedies = ()
+    swap = swap_duplicate(load, first.slots, ranks, first.rank, first.expert)
+    if swap:
+        slot, other = swap
+        trial = first.slots.copy()
+        trial[slot], trial[other] = trial[other], trial[slot]
+        after = balancedness(rank_loads(load, trial, ranks))
+        room = len(first.slots) // ranks
+        known = bool(source)
+        said = (f"{before:.3f}", f"{after:.3f}") if known else ("unknown (no loads)", "unknown")
+        remedies = (remedy("swap-replica", slot=slot, other=other, expert=first.expert, rank=first.rank,
+                           partner=int(first.slots[other]), partner_rank=other // room,
+                           before=said[0], after=said[1]),)  # fmt: skip
+        if known:
+            values |= {"before_ratio": before, "after_ratio": after}
+            claim += (
+                f" Swapping it with expert {int(first.slots[other])} on rank {other // room} takes balancedness "
+                f"from {before:.3f} to {after:.3f}."
+            )
+    room = len(first.slots) // ranks
+    mine = first.slots[first.rank * room : (first.rank + 1) * room].tolist()
+    evidence = [Evidence(batch.source, f"{place}, slots {first.rank * room}-{(first.rank + 1) * room - 1}",
+                         f"{pairs(values)} slots_of_rank={mine}")]  # fmt: skip
+    evidence += [
+        Evidence(batch.source, f"layer {d.layer}", pairs({"rank": d.rank, "expert": d.expert}))
+        for d in found if d is not first
+    ][:SHOWN]  # fmt: skip
+    return Finding(
+        "ep.duplicate_replica", "warn", 0.97, claim,
+        Subject(rank=first.rank, expert=first.expert, layer=first.layer if first.layer >= 0 else None),
+        float(len(found)), 0.0, "count", tuple(evidence), remedies=remedies,
+        settle_with=() if source else ("tokens per expert, for the balance before and after",),
+    )  # fmt: skip
+
+
+def _load_of(run: Run, duplicate: _Duplicate, limits: Limits) -> tuple[np.ndarray, str]:
+    """Tokens per logical expert of that layer, else ones; and the file they come from."""
+    experts = int(duplicate.slots.max()) + 1
+    for load in loads(run, limits.routing.dummy_run)[0]:
+        if load.axis == "logical" and load.tokens.shape[2] >= experts and load.what == "routed":
+            at = np.flatnonzero(load.layers == duplicate.layer)
+            y = int(at[0]) if len(at) else 0
+            return load.tokens[:, y].sum(axis=0).astype(np.float64), load.source
+    return np.ones(experts), ""
+
+
+def skew_to_oom(run: Run, limits: Limits) -> list[Finding]:
+    """The rank that fails has most tokens, and its excess tokens explain what was missing."""
+    failed = [r for r in run.rows("oom") if r["kind"] == "record" and r["request_bytes"]]
+    if not failed:
+        return []
+    for load in loads(run, limits.routing.dummy_run)[0]:
+        count, _ = ep_size(run, load)
+        ranks = to_ranks(run, load, count) if count and load.what == "routed" else None
+        if ranks is None:
+            continue
+        sure = [b for b in layer_balance(ranks, limits.routing.chance) if b.by_chance > limits.routing.chance]
+        skewed = [b for b in sure if b.balancedness < limits.routing.balancedness]
+        if skewed and (found := _hot_failure(run, failed, ranks, max(skewed, key=_excess))):
+            return [found]
+    return []
+
+
+def _excess(b: LayerBalance) -> float:
+    return float(b.loads.max() - b.loads.mean())
+
+
+def _rank_of(row: Row, ranks: int) -> int | None:
+    for value in (row["rank"], row["device"]):
+        if isinstance(value, int) and 0 <= value < ranks:
+            return value
+    return None
+
+
+def _hot_failure(run: Run, failed: list[Row], ranks: Ranks, b: LayerBalance) -> Finding | None:
+    """The finding, if only the hot rank fails and the arithmetic holds."""
+    count = len(b.loads)
+    who = {_rank_of(r, count) for r in failed}
+    if who != {b.hot}:
+        return None
+    row = failed[0]
+    if row["free_bytes"] is None:
+        return None
+    short = row["request_bytes"] - row["free_bytes"]
+    per_token, source = _bytes_per_token(run, b)
+    steps = len(ranks.load.steps)
+    excess = _excess(b) / steps
+    explained = excess * per_token if per_token else None
+    if explained is not None and row["total_bytes"] and explained > row["total_bytes"]:
+        explained = None  # counts of many steps in one row say nothing on one chunk
+    if short <= 0 or (explained is not None and explained < short):
+        return None
+    numbers = {"rank": b.hot, "max_tokens": float(b.loads.max()), "mean_tokens": float(b.loads.mean()),
+               "balancedness_ratio": b.balancedness, "bytes_per_token": per_token, "excess_bytes": explained,
+               "request_bytes": row["request_bytes"], "free_bytes": row["free_bytes"], "short_bytes": short}  # fmt: skip
+    evidence = [Evidence(row["source"], row["where"], row["text"]),
+                Evidence(ranks.load.source, f"layer {b.layer}", pairs(numbers))]  # fmt: skip
+    if source is not None:
+        evidence.append(Evidence(source["source"], source["where"], source.get("text") or "bytes per token"))
+    tokens = f"{b.loads.max() / steps:,.0f} tokens against a mean of {b.loads.mean() / steps:,.0f}"
+    claim = f"EP rank {b.hot} ran out of memory and is the rank with most tokens ({tokens}): "
+    if explained is None:
+        claim += "without the bytes per token it cannot be said whether the excess explains the missing "
+        claim += f"{short / 2**20:.0f} MiB."
+    else:
+        claim += f"the excess of {excess:,.0f} tokens x {per_token:,.0f} bytes = {explained / 2**20:.0f} MiB covers "
+        claim += f"the missing {short / 2**20:.0f} MiB (balancedness {b.balancedness:.3f})."
+    safe = int(row["free_bytes"] / per_token) if per_token else int(b.loads.mean() / steps)
+    return Finding(
+        "ep.skew_to_oom", "info" if explained is None else "error", 0.45 if explained is None else 0.9, claim,
+        Subject(rank=b.hot, device=row["device"], layer=b.layer if b.layer is not None and b.layer >= 0 else None),
+        explained if explained is not None else None, float(short), "bytes", tuple(evidence),
+        remedies=(remedy("cap-tokens-per-rank", tokens=safe), remedy("router-policy")),
+        settle_with=("bytes of activation per token (log, model shape)",) if explained is None else (),
+        cost=float(short),
+    )  # fmt: skip
+
+
+def _bytes_per_token(run: Run, b: LayerBalance) -> tuple[float | None, Row | None]:
+    """From a log line of the hot rank, of any rank, or a configuration."""
+    lines = [r for r in run.rows("log") if r["kind"] == "moe.activation"]
+    lines.sort(key=lambda r: r["fields"].get("ep_rank", r["rank"]) != b.hot)
+    if lines:
+        return float(lines[0]["fields"]["bytes_per_token"]), lines[0]
+    value = config(run, "bytes_per_token")
+    return value, None
