@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.finding import Evidence, Finding, pairs
+from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 __all__ = ["Launch", "expandable_check", "expandable_segments", "launches"]
 
 CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the first one set wins
-EXPANDABLE = re.compile(r"expandable_segments\s*:\s*true\b", re.IGNORECASE)
-ON = re.compile(r"true|1|yes|on", re.IGNORECASE)
+EXPANDABLE = lazy(r"expandable_segments\s*:\s*true\b", re.IGNORECASE)
+ON = lazy(r"true|1|yes|on", re.IGNORECASE)
 ID = "advice.expandable_segments_unsafe"
 
 
@@ -52,10 +53,12 @@ class Launch:
 
     @property
     def tensor_parallel(self) -> int | None:
+        """Tensor parallel size; None if it was not given."""
         value = self.settings.get("tensor_parallel_size", "")
         return int(value) if value.isdigit() else None
 
     def on(self, key: str) -> bool:
+        """Whether a flag is set to a word that means yes."""
         return bool(ON.fullmatch(self.settings.get(key, "")))
 
     @property
@@ -95,7 +98,9 @@ def launches(run: Run) -> list[Launch]:
         env = [r for r in exports.get(source, []) if r["where"] == where or _exported(r, rows)]
         if alone:
             env = [r for s, rs in exports.items() if posixpath.dirname(s) == folder for r in rs]
-        out.append(_launch([*rows, *env, *(echoes.get(folder, []) if alone else ())], logs.get(folder, []), folder))
+        out.append(
+            _launch([*rows, *env, *(echoes.get(folder, []) if alone else ())], logs.get(folder, []), folder)
+        )
     rest = {posixpath.dirname(s) for s in exports} | set(echoes) | set(logs)
     for folder in sorted(rest - folders):
         env = [r for s, rs in exports.items() if posixpath.dirname(s) == folder for r in rs]
@@ -188,7 +193,8 @@ def _cannot_tell(launch: Launch) -> Finding:
         id=ID,
         severity="info",
         confidence=0.4,
-        claim="Custom all-reduce (legacy CUDA IPC) failed; expandable segments would explain that, but the allocator "
+        claim="Custom all-reduce (legacy CUDA IPC) failed; expandable segments would explain that, but "
+        "the allocator "
         "setting is not known.",
         evidence=_failures(launch),
         remedies=(remedy("disable-custom-all-reduce"),),
@@ -197,13 +203,19 @@ def _cannot_tell(launch: Launch) -> Finding:
 
 
 def _lines(launch: Launch) -> tuple[Evidence, ...]:
-    shown = {}
+    shown: dict[tuple[str, str], Evidence] = {}
     for row in launch.rows:
         if row["key"] in (*CONF, "tensor_parallel_size", "enable_sleep_mode", "disable_custom_all_reduce"):
-            shown.setdefault((row["source"], row["where"]), Evidence(row["source"], row["where"], row["text"]))
+            shown.setdefault(
+                (row["source"], row["where"]), Evidence(row["source"], row["where"], row["text"])
+            )
     values = {k: v for k, v in launch.settings.items() if k in ("tensor_parallel_size", "data_parallel_size")}
     first = next(iter(shown.values()))
-    return (*shown.values(), Evidence(first.source, first.where, pairs(values))) if values else tuple(shown.values())
+    return (
+        (*shown.values(), Evidence(first.source, first.where, pairs(values)))
+        if values
+        else tuple(shown.values())
+    )
 
 
 def _failures(launch: Launch) -> tuple[Evidence, ...]:

@@ -23,7 +23,11 @@ def host_oom(run: Run, _limits: Limits) -> list[Finding]:
     rows = run.rows("log")
     kills = [r for r in rows if r["kind"] == "host.oom_kill" and r["fields"].get("by") != "limit"]
     if kills:
-        return [_killed(kills, [r for r in rows if r["kind"] == "host.oom_kill" and r["fields"].get("by") == "limit"])]
+        return [
+            _killed(
+                kills, [r for r in rows if r["kind"] == "host.oom_kill" and r["fields"].get("by") == "limit"]
+            )
+        ]
     deaths = [r for r in rows if r["kind"] == "host.killed"]
     errors = [r for r in run.rows("oom") if r["kind"] in ("record", "bare")]
     unexplained = [d for d in deaths if not any(_explains(e, d) for e in errors)]
@@ -45,18 +49,25 @@ def _killed(kills: list[Row], limits_seen: list[Row]) -> Finding:
     by = "Ray" if all(r["fields"]["by"] == "ray" for r in kills) else "the kernel"
     claim = f"The host ran out of memory and {by} killed {who}; the GPU's memory is not the cause."
     if len(pids) > 1:
-        claim = f"The host ran out of memory and {by} killed {len(pids)} processes, first {who}; the GPU is not the cause."
+        claim = (
+            f"The host ran out of memory and {by} killed {len(pids)} processes, first {who}; the GPU is "
+            f"not the cause."
+        )
     if facts.get("anon_rss_bytes"):
         claim += f" It held {size(facts['anon_rss_bytes'])} of anonymous memory"
         claim += f" of a limit of {size(facts['limit_bytes'])}." if facts.get("limit_bytes") else "."
     elif facts.get("limit_bytes"):
         claim += f" The limit of its group is {size(facts['limit_bytes'])}."
     claim += " Workers that lose a peer afterwards follow from it."
-    shown = [r for r in kills if r["fields"].get("anon_rss_bytes")] + [r for r in kills if not r["fields"].get("anon_rss_bytes")]
+    shown = [r for r in kills if r["fields"].get("anon_rss_bytes")] + [
+        r for r in kills if not r["fields"].get("anon_rss_bytes")
+    ]
     evidence = [Evidence(r["source"], r["where"], r["text"]) for r in [*shown, *limits_seen][:SHOWN]]
     values = {k: v for k, v in facts.items() if k != "name"}
     evidence.insert(1, Evidence(kills[0]["source"], kills[0]["where"], pairs(values) or "kills=1"))
-    in_group = bool(limits_seen) or any(r["fields"].get("memcg") or r["fields"]["by"] == "container" for r in kills)
+    in_group = bool(limits_seen) or any(
+        r["fields"].get("memcg") or r["fields"]["by"] == "container" for r in kills
+    )
     return Finding(
         id="mem.host_oom",
         severity="error",
@@ -89,7 +100,8 @@ def _cannot_tell(deaths: list[Row]) -> Finding:
         id="mem.host_oom",
         severity="info",
         confidence=0.3,
-        claim=f"{len(deaths)} process(es) died by signal 9 and no line says who sent it: the kernel's memory killer would "
+        claim=f"{len(deaths)} process(es) died by signal 9 and no line says who sent it: the kernel's "
+        f"memory killer would "
         "look like this, so would an operator or a supervisor.",
         evidence=tuple(Evidence(r["source"], r["where"], r["text"]) for r in deaths[:SHOWN]),
         settle_with=("kernel log of that time (dmesg, journalctl -k)", "container status with its reason"),

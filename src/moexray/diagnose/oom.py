@@ -43,7 +43,11 @@ SETTLE = {
         "nvidia-smi at that time",
         "an allocator snapshot",
     ),
-    "mem.limit_below_free": ("launch line and environment", "nvidia-smi -q (MIG, compute mode)", "container limits"),
+    "mem.limit_below_free": (
+        "launch line and environment",
+        "nvidia-smi -q (MIG, compute mode)",
+        "container limits",
+    ),
     "mem.fragmentation": ("an allocator snapshot: it shows the largest free block and what pins it",),
     "mem.fragmentation_contributes": ("an allocator snapshot",),
     "mem.other_process": ("nvidia-smi --query-compute-apps=pid,used_memory --format=csv",),
@@ -200,7 +204,9 @@ def _confidence(d: Decision, s: Story, limits: Limits) -> float:
     value = CONFIDENCE[d.id]
     if d.at_margin:
         value = min(value, limits.memory.margin_confidence)
-    if d.id in ("mem.true_exhaustion", "mem.fragmentation") and (s.figures.free is None or s.figures.fragments is None):
+    if d.id in ("mem.true_exhaustion", "mem.fragmentation") and (
+        s.figures.free is None or s.figures.fragments is None
+    ):
         value = min(value, 0.55)  # a clause is missing
     if d.id == "mem.limit_below_free" and s.figures.limit is not None:
         value = 0.93
@@ -256,7 +262,8 @@ def _block(run: Run, findings: Sequence[Finding]) -> list[Finding]:
                     id=UNSAFE,
                     severity="info",
                     confidence=0.9,
-                    claim=f"Expandable segments, the usual advice for fragmentation, are not offered: {words} is in use, "
+                    claim=f"Expandable segments, the usual advice for fragmentation, are not offered: "
+                    f"{words} is in use, "
                     "and they do not work together.",
                     evidence=(Evidence(rows[0]["source"], rows[0]["where"], rows[0]["text"]),),
                 )
@@ -274,7 +281,8 @@ def _earlier(run: Run) -> list[Finding]:
             id="not:mem.oom_unexplained",
             severity="info",
             confidence=0.7,
-            claim=f"{len(rows)} out-of-memory message(s) are of an earlier process: the server started and served again "
+            claim=f"{len(rows)} out-of-memory message(s) are of an earlier process: the server started "
+            f"and served again "
             "afterwards.",
             evidence=tuple(Evidence(r["source"], r["where"], r["text"]) for r in rows[:3]),
         )

@@ -30,10 +30,17 @@ def ledger(run: Run) -> list[dict[str, Any]]:
         f = Figures.of(record)
         for owner, size, note in _owners(f, record["others"] or []):
             if size:
-                rows.append({
-                    "device": record["device"], "rank": record["rank"], "owner": owner, "bytes": int(size),
-                    "source": record["source"], "where": record["where"], "note": note,
-                })
+                rows.append(
+                    {
+                        "device": record["device"],
+                        "rank": record["rank"],
+                        "owner": owner,
+                        "bytes": int(size),
+                        "source": record["source"],
+                        "where": record["where"],
+                        "note": note,
+                    }
+                )
     return rows
 
 
@@ -54,7 +61,9 @@ def _owners(f: Figures, named: list[dict[str, int]]) -> list[tuple[str, int, str
         out.append((f"process {p['pid']}", p["bytes"], "named in the message"))
         listed += p["bytes"]
     if f.other is not None and f.other - listed > 0:
-        out.append(("other processes", f.other - listed, "total - this process - free; includes driver reserve"))
+        out.append(
+            ("other processes", f.other - listed, "total - this process - free; includes driver reserve")
+        )
     if f.free is not None:
         out.append(("free", f.free, ""))
     if f.total is not None:

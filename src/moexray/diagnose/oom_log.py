@@ -39,14 +39,19 @@ def retries_recovered(run: Run, _limits: Limits) -> list[Finding]:
         evidence.insert(0, Evidence(held[0]["source"], held[0]["where"], pairs(values)))
         claim = (
             f"{len(held)} device allocations failed at first ({lines} warning lines"
-            f"{f' on {len(devices)} devices' if len(devices) > 1 else ''}) and succeeded after cached blocks were released: "
+            f"{f' on {len(devices)} devices' if len(devices) > 1 else ''}) and succeeded after cached "
+            f"blocks were released: "
             "no error follows. Each one is costly (blocks given back, device synchronised), not fatal."
         )
     if counters:
         count = sum(c["num_alloc_retries"] for c in counters)
         claim += f"{' ' if claim else ''}The allocator counts {count} retries and no error."
         evidence += [
-            Evidence(c["source"], c["where"], pairs({"num_alloc_retries": c["num_alloc_retries"], "num_ooms": c["num_ooms"]}))
+            Evidence(
+                c["source"],
+                c["where"],
+                pairs({"num_alloc_retries": c["num_alloc_retries"], "num_ooms": c["num_ooms"]}),
+            )
             for c in counters[:SHOWN]
         ]
     one = len(ranks) <= 1 and len(devices) <= 1
@@ -56,7 +61,9 @@ def retries_recovered(run: Run, _limits: Limits) -> list[Finding]:
             severity="warn",
             confidence=0.9,
             claim=claim,
-            subject=Subject(rank=ranks[0] if one and ranks else None, device=devices[0] if one and devices else None),
+            subject=Subject(
+                rank=ranks[0] if one and ranks else None, device=devices[0] if one and devices else None
+            ),
             value=float(len(held) or sum(c["num_alloc_retries"] for c in counters)),
             unit="count",
             evidence=tuple(evidence),
@@ -100,14 +107,22 @@ def graph_pool_large(run: Run, limits: Limits) -> list[Finding]:
             f"{size(worst['before'])} that were left before it."
         )
     else:
-        claim = f"Graph capture took {size(worst['cost'])}, {worst['times']:.1f} times what another engine took here."
+        claim = (
+            f"Graph capture took {size(worst['cost'])}, {worst['times']:.1f} times what another engine "
+            f"took here."
+        )
     others = [c for c in captures if c["source"] != worst["source"] and c["cost"] < worst["cost"]]
     if others:
         claim += f" Another log shows {size(others[0]['cost'])} for its capture."
     claim += " Who owns it, only a snapshot with private-pool ids can tell."
     evidence = [Evidence(c["source"], c["where"], c["text"]) for c in [*chosen[:SHOWN], *others[:2]]]
-    values = {"capture_bytes": worst["cost"], "available_bytes": worst["before"], "available_after_bytes": worst["after"],
-              "capture_s": worst["elapsed"], "capture_ratio": worst["share"]}
+    values = {
+        "capture_bytes": worst["cost"],
+        "available_bytes": worst["before"],
+        "available_after_bytes": worst["after"],
+        "capture_s": worst["elapsed"],
+        "capture_ratio": worst["share"],
+    }
     evidence.append(Evidence(worst["source"], worst["where"], pairs(values)))
     return [
         Finding(
@@ -140,11 +155,20 @@ def _captures(run: Run) -> list[dict[str, Any]]:
             before = begun.pop(place, None)
             if before is None and after is not None:
                 before = after + cost
-            out.append({
-                "source": row["source"], "where": row["where"], "text": row["text"], "rank": row["rank"], "cost": cost,
-                "before": before, "after": after, "elapsed": fields.get("elapsed_s"),
-                "share": cost / before if before else None, "times": None,
-            })
+            out.append(
+                {
+                    "source": row["source"],
+                    "where": row["where"],
+                    "text": row["text"],
+                    "rank": row["rank"],
+                    "cost": cost,
+                    "before": before,
+                    "after": after,
+                    "elapsed": fields.get("elapsed_s"),
+                    "share": cost / before if before else None,
+                    "times": None,
+                }
+            )
     return out
 
 
@@ -154,8 +178,14 @@ def _compared(run: Run, captures: list[dict[str, Any]], times: float) -> list[di
     out = []
     for c in captures:
         for other in captures:
-            same = models.get(c["source"]) is not None and models.get(c["source"]) == models.get(other["source"])
-            if same and engines.get(c["source"]) != engines.get(other["source"]) and c["cost"] >= times * other["cost"]:
+            same = models.get(c["source"]) is not None and models.get(c["source"]) == models.get(
+                other["source"]
+            )
+            if (
+                same
+                and engines.get(c["source"]) != engines.get(other["source"])
+                and c["cost"] >= times * other["cost"]
+            ):
                 out.append({**c, "times": c["cost"] / other["cost"]})
                 break
     return out

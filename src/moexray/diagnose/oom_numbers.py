@@ -43,18 +43,21 @@ class Figures:
 
     @property
     def non_torch(self) -> int | None:
+        """Of this process, outside PyTorch's allocator."""
         if self.process is None or self.allocated is None or self.fragments is None:
             return None
         return self.process - self.allocated - self.fragments
 
     @property
     def other(self) -> int | None:
+        """On the device, outside this process."""
         if self.total is None or self.process is None or self.free is None:
             return None
         return self.total - self.process - self.free
 
     @property
     def short(self) -> int | None:
+        """What is missing beside free memory; negative where free memory would do."""
         if self.request is None or self.free is None:
             return None
         return self.request - self.free
@@ -100,6 +103,7 @@ class Decision:
 
     @property
     def at_margin(self) -> bool:
+        """Whether the printed rounding could have turned it."""
         return bool(self.neighbour)
 
 
@@ -120,7 +124,11 @@ def decide(f: Figures, around: Around, limits: MemoryLimits) -> tuple[Decision, 
     if f.request is None:
         return (Decision("mem.oom_unexplained"),)
     excess = -f.short if f.short is not None else None
-    if excess is not None and excess > margin("request", "free") and excess > limits.free_excess_ratio * f.request:
+    if (
+        excess is not None
+        and excess > margin("request", "free")
+        and excess > limits.free_excess_ratio * f.request
+    ):
         return (Decision("mem.limit_below_free"),)
     if around.phase in ("capture", "kv_sizing") and f.missing is not None and f.missing > 0:
         near = f.missing <= margin("request", "free", "fragments")

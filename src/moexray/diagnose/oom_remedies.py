@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
 from moexray.diagnose.advice import expandable_check, launches
 from moexray.diagnose.oom_words import size
@@ -22,7 +23,7 @@ SETTINGS = {
     "sglang": "--mem-fraction-static",
     "tensorrt_llm": "kv_cache_config.free_gpu_memory_fraction",
 }
-ENV = re.compile(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF")
+ENV = lazy(r"PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF")
 
 
 def settings_name(run: Run) -> str:
@@ -38,35 +39,39 @@ def step(part: float, total: float) -> str:
 
 def remedies_for(id: str, s: Story, run: Run) -> tuple[Remedy, ...]:
     """The remedies of a verdict for this record, best first."""
-    f = s.figures
     lower = _lower(s, run, _excess(id, s))
+    plain: dict[str, tuple[Remedy, ...]] = {
+        "mem.true_exhaustion": (remedy("chunk-prefill"), *lower, remedy("more-shards")),
+        "mem.oversubscription": (remedy("stay-below-total"),),
+        "mem.non_torch_buffers": (remedy("lower-dispatch-tokens"), *lower),
+        "mem.non_torch": (*lower, remedy("sample-non-torch"), remedy("fewer-channels")),
+        "mem.unbudgeted_activation": (remedy("cap-batched-tokens"), *lower, remedy("chunk-prefill")),
+        "mem.capture_headroom": (*lower, remedy("fewer-captures")),
+    }
     if id == "mem.fragmentation":
         return (*_allocator(s, run), remedy("replay-history"))
     if id == "mem.fragmentation_contributes":
         return (*lower, remedy("cap-batched-tokens"), *_allocator(s, run))
-    if id == "mem.true_exhaustion":
-        return (remedy("chunk-prefill"), *lower, remedy("more-shards"))
     if id == "mem.limit_below_free":
-        if f.limit is not None:
-            return (remedy("raise-fraction", allowed=size(f.limit)), remedy("look-for-limits"))
-        return (remedy("look-for-limits"),)
+        return _limits(s)
     if id == "mem.other_process":
-        pids = ", ".join(str(p["pid"]) for p in (s.row.get("others") or [])[:5])
-        return (
-            remedy("free-other-process", bytes=size(f.other), pids=f" (process {pids})" if pids else ""),
-            *(_budget_beside(s, run)),
-        )
-    if id == "mem.oversubscription":
-        return (remedy("stay-below-total"),)
-    if id == "mem.non_torch_buffers":
-        return (remedy("lower-dispatch-tokens"), *lower)
-    if id == "mem.non_torch":
-        return (*lower, remedy("sample-non-torch"), remedy("fewer-channels"))
-    if id == "mem.unbudgeted_activation":
-        return (remedy("cap-batched-tokens"), *lower, remedy("chunk-prefill"))
-    if id == "mem.capture_headroom":
-        return (*lower, remedy("fewer-captures"))
-    return ()
+        return _beside(s, run)
+    return plain.get(id, ())
+
+
+def _limits(s: Story) -> tuple[Remedy, ...]:
+    look = remedy("look-for-limits")
+    allowed = s.figures.limit
+    return (look,) if allowed is None else (remedy("raise-fraction", allowed=size(allowed)), look)
+
+
+def _beside(s: Story, run: Run) -> tuple[Remedy, ...]:
+    other, total = s.figures.other, s.figures.total
+    pids = ", ".join(str(p["pid"]) for p in (s.row.get("others") or [])[:5])
+    free = remedy("free-other-process", bytes=size(other), pids=f" (process {pids})" if pids else "")
+    if not other or not total:
+        return (free,)
+    return (free, remedy("budget-beside-others", setting=settings_name(run), by=step(other, total)))
 
 
 def _excess(id: str, s: Story) -> int | None:
@@ -88,12 +93,6 @@ def _lower(s: Story, run: Run, amount: int | None) -> tuple[Remedy, ...]:
         return ()  # nothing would be left for the model
     freed = size(float(by) * s.figures.total)
     return (remedy("lower-utilization", setting=settings_name(run), by=by, bytes=freed),)
-
-
-def _budget_beside(s: Story, run: Run) -> tuple[Remedy, ...]:
-    if not s.figures.other or not s.figures.total:
-        return ()
-    return (remedy("budget-beside-others", setting=settings_name(run), by=step(s.figures.other, s.figures.total)),)
 
 
 def _allocator(s: Story, run: Run) -> tuple[Remedy, ...]:

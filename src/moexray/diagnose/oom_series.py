@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -56,12 +57,12 @@ def series_of(run: Run, limits: MemoryLimits) -> list[Series]:
     groups: dict[tuple[str, tuple[object, ...]], list[Row]] = {}
     for row in run.rows("log"):
         if row["kind"] == "mem.activation":
-            who = (row["source"], row["rank"], row["worker"])
+            who: tuple[object, ...] = (row["source"], row["rank"], row["worker"])
             groups.setdefault((row["fields"]["what"], who), []).append(row)
     out: list[Series] = []
     for (what, who), rows in groups.items():
         points = tuple((r["fields"]["tokens"], r["fields"]["bytes"]) for r in rows)
-        rising = sum(b[0] > a[0] for a, b in zip(points, points[1:], strict=False))
+        rising = sum(b[0] > a[0] for a, b in pairwise(points))
         if len({t for t, _ in points}) < limits.series_points or rising < 0.6 * (len(points) - 1):
             continue
         slope, offset, r2 = fit(points)
@@ -85,7 +86,7 @@ def growing(row: Row, found: Sequence[Series]) -> Series | None:
         return None
     for s in found:
         last = max(b for _, b in s.points)
-        same = row["source"] == s.who[0] and row["rank"] in (None, s.who[1]) or row["source"] != s.who[0]
+        same = (row["source"] == s.who[0] and row["rank"] in (None, s.who[1])) or row["source"] != s.who[0]
         if same and 0.95 * last <= request <= 3 * last:
             return s
     return None

@@ -17,6 +17,8 @@ __all__ = ["Story", "figures_text", "no_fragmentation", "size", "tell"]
 
 GIB = 1 << 30
 
+Told = tuple[str, float | None, float | None, str | None]  # claim, value, limit, unit
+
 
 @dataclass(frozen=True, slots=True)
 class Story:
@@ -64,11 +66,21 @@ def figures_text(s: Story) -> str:
     both = f.free + f.fragments if f.free is not None and f.fragments is not None else None
     share = f.fragments / f.pool if f.fragments is not None and f.pool else None
     values = {
-        "request_bytes": f.request, "free_bytes": f.free, "total_bytes": f.total, "process_bytes": f.process,
-        "allocated_bytes": f.allocated, "fragments_bytes": f.fragments, "private_bytes": f.private,
-        "reserved_bytes": s.row.get("reserved_bytes"), "limit_bytes": f.limit, "non_torch_bytes": f.non_torch,
-        "other_bytes": f.other, "short_bytes": f.short, "free_plus_fragments_bytes": both,
-        "fragments_ratio": share, "phase": s.row.get("phase"),
+        "request_bytes": f.request,
+        "free_bytes": f.free,
+        "total_bytes": f.total,
+        "process_bytes": f.process,
+        "allocated_bytes": f.allocated,
+        "fragments_bytes": f.fragments,
+        "private_bytes": f.private,
+        "reserved_bytes": s.row.get("reserved_bytes"),
+        "limit_bytes": f.limit,
+        "non_torch_bytes": f.non_torch,
+        "other_bytes": f.other,
+        "short_bytes": f.short,
+        "free_plus_fragments_bytes": both,
+        "fragments_ratio": share,
+        "phase": s.row.get("phase"),
     }
     over = _over_budget(s)
     if over is not None:
@@ -77,7 +89,7 @@ def figures_text(s: Story) -> str:
     return pairs({k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()})
 
 
-def tell(d: Decision, s: Story, limits: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def tell(d: Decision, s: Story, limits: MemoryLimits) -> Told:
     """(claim, value, limit, unit) of a decision."""
     claim, value, limit, unit = _TELLERS[d.id](s, limits)
     if d.neighbour:
@@ -96,12 +108,14 @@ def no_fragmentation(s: Story) -> str | None:
     share = f" The fragments are {percent(f.fragments, f.pool)} of PyTorch's pool." if f.pool else ""
     if f.missing is not None and f.missing > 0:
         return (
-            f"Not fragmentation: {size(f.free)} free + {size(f.fragments)} fragments = {size(f.free + f.fragments)} "
+            f"Not fragmentation: {size(f.free)} free + {size(f.fragments)} fragments = "
+            f"{size(f.free + f.fragments)} "
             f"< {size(f.request)} requested, so even perfect compaction would not do.{share}"
         )
     if f.free >= f.request:
         return (
-            f"Not fragmentation: {size(f.free)} are free for a request of {size(f.request)}, so the fragments "
+            f"Not fragmentation: {size(f.free)} are free for a request of {size(f.request)}, so the "
+            f"fragments "
             f"({size(f.fragments)}) prove nothing."
         )
     return None
@@ -119,50 +133,58 @@ def _request(s: Story) -> str:
     return f"{size(s.figures.request)} were requested{where}"
 
 
-def _oversubscription(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _oversubscription(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     ratio = (f.allocated or 0) / (f.total or 1)
-    return (
-        f"{size(f.allocated)} are allocated on a device of {size(f.total)} ({ratio:.2f} times its memory): the driver "
-        "spills to host memory, and speed falls long before an error comes.",
-        ratio, 1.0, "ratio",
+    text = (
+        f"{size(f.allocated)} are allocated on a device of {size(f.total)} ({ratio:.2f} times its memory): "
+        "the driver spills to host memory, and speed falls long before an error comes."
     )
+    return text, ratio, 1.0, "ratio"
 
 
-def _unexplained(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
-    return (
-        "An allocation on the device failed, but the message holds no numbers: it cannot be told whether it was "
-        "exhaustion, fragmentation, another process or a limit.",
-        None, None, None,
+def _unexplained(_s: Story, _: MemoryLimits) -> Told:
+    text = (
+        "An allocation on the device failed, but the message holds no numbers: it cannot be told whether it "
+        "was exhaustion, fragmentation, another process or a limit."
     )
+    return text, None, None, None
 
 
-def _limit(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _limit(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     times = (f.free or 0) / (f.request or 1)
     text = (
-        f"{_request(s)} and refused although the device reports {size(f.free)} free ({times:,.1f} times the request): "
+        f"{_request(s)} and refused although the device reports {size(f.free)} free ({times:,.1f} times "
+        f"the request): "
         "a limit below the card's size refused it, not the capacity of the card."
     )
     if f.limit is not None:
         text += f" The message itself names the limit: {size(f.limit)} are allowed to this process."
     else:
-        text += " Which limit (memory fraction, MIG or container quota, commit limit of the system), it does not say."
+        text += (
+            " Which limit (memory fraction, MIG or container quota, commit limit of the system), it does "
+            "not say."
+        )
     return text, f.free, f.request, "bytes"
 
 
-def _capture(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _capture(s: Story, _: MemoryLimits) -> Told:
     f, b = s.figures, s.budget
     both = (f.free or 0) + (f.fragments or 0)
     doing = "capturing graphs" if s.row.get("phase") == "capture" else "setting up the KV cache"
     text = (
-        f"The server died while {doing}: {size(f.request)} were requested, {size(f.free)} free + {size(f.fragments)} "
-        f"fragments = {size(both)}, short by {size(f.missing)}. The budget leaves too little beside weights and KV cache."
+        f"The server died while {doing}: {size(f.request)} were requested, {size(f.free)} free + "
+        f"{size(f.fragments)} "
+        f"fragments = {size(both)}, short by {size(f.missing)}. The budget leaves too little beside "
+        f"weights and KV cache."
     )
     left = None
     if b.get("utilisation") and f.total:
         left = (1 - b["utilisation"]) * f.total
-        text += f" Utilisation {b['utilisation']:g} leaves {size(left)} of {size(f.total)} for everything else."
+        text += (
+            f" Utilisation {b['utilisation']:g} leaves {size(left)} of {size(f.total)} for everything else."
+        )
     text += _budget_sum(b)
     return text, f.missing, left, "bytes"
 
@@ -179,51 +201,70 @@ def _budget_sum(b: Mapping[str, Any]) -> str:
     total = sum(known.values())
     words = " + ".join(f"{n.replace('_', '-')} {size(v)}" for n, v in known.items())
     agree = abs(total - budget) <= 0.02 * budget
-    return f" Budget: {words} = {size(total)}, {'as' if agree else 'but'} the engine's own budget is {size(budget)}."
+    link = "as" if agree else "but"
+    return f" Budget: {words} = {size(total)}, {link} the engine's own budget is {size(budget)}."
 
 
-def _other(s: Story, limits: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _other(s: Story, limits: MemoryLimits) -> Told:
     f = s.figures
     named = s.row.get("others") or []
-    listed = "; named: " + ", ".join(f"process {p['pid']} with {size(p['bytes'])}" for p in named[:5]) if named else ""
+    listed = (
+        "; named: " + ", ".join(f"process {p['pid']} with {size(p['bytes'])}" for p in named[:5])
+        if named
+        else ""
+    )
     text = (
-        f"{size(f.other)} of {size(f.total)} are held outside this process (total - {size(f.process)} of this process - "
-        f"{size(f.free)} free{listed}), more than the {size(max(f.missing or 0, 0))} that are missing for the "
+        f"{size(f.other)} of {size(f.total)} are held outside this process (total - {size(f.process)} of "
+        f"this process - "
+        f"{size(f.free)} free{listed}), more than the {size(max(f.missing or 0, 0))} that are missing "
+        f"for the "
         f"{size(f.request)} requested."
     )
     return text, f.other, max(limits.other_bytes, f.missing or 0), "bytes"
 
 
-def _non_torch(s: Story, limits: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _non_torch(s: Story, limits: MemoryLimits) -> Told:
     f = s.figures
     text = (
-        f"{size(f.non_torch)} of this process's {size(f.process)} lie outside PyTorch's allocator ({size(f.allocated)} "
-        f"allocated, {size(f.fragments)} reserved but unallocated) while {size(f.request)} were requested: the main lever "
+        f"{size(f.non_torch)} of this process's {size(f.process)} lie outside PyTorch's allocator "
+        f"({size(f.allocated)} "
+        f"allocated, {size(f.fragments)} reserved but unallocated) while {size(f.request)} were "
+        f"requested: the main lever "
         "is outside PyTorch."
     )
     over = _over_budget(s)
     private = "unknown" if f.private is None else size(f.private)
     if over is not None and over > 0:
-        text += f" The process is {size(over)} over the engine's own budget of {size(s.budget['budget_bytes'])}"
-        text += f"; graph pools ({private}) explain {percent(f.private, over)} of that." if f.private is not None else "."
+        text += (
+            f" The process is {size(over)} over the engine's own budget of {size(s.budget['budget_bytes'])}"
+        )
+        text += (
+            f"; graph pools ({private}) explain {percent(f.private, over)} of that."
+            if f.private is not None
+            else "."
+        )
     elif f.private is not None and f.non_torch:
         text += f" Graph pools ({private}, inside the allocated part) are no owner of it."
     if f.fragments is not None and f.request is not None and f.fragments >= f.request:
-        text += f" The fragments ({size(f.fragments)}) would have been enough, too: fragmentation is a second, real cause."
+        text += (
+            f" The fragments ({size(f.fragments)}) would have been enough, too: fragmentation is a "
+            f"second, real cause."
+        )
     limit = float(s.budget.get("non_torch_bytes") or limits.context_bytes)
     if over is not None and (f.non_torch or 0) - limit <= max(f.request or 0, f.fragments or 0):
         return text, over, f.request, "bytes"
     return text, f.non_torch, limit, "bytes"
 
 
-def _buffers(s: Story, limits: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _buffers(s: Story, limits: MemoryLimits) -> Told:
     return _non_torch(s, limits)
 
 
-def _fragmentation(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _fragmentation(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     text = (
-        f"{_request(s)} and {size(f.free)} were free, while PyTorch held {size(f.fragments)} reserved but unallocated: "
+        f"{_request(s)} and {size(f.free)} were free, while PyTorch held {size(f.fragments)} reserved "
+        f"but unallocated: "
         "the fragments alone exceed the request, so fragmentation by itself explains the failure."
     )
     if f.pool and f.fragments is not None:
@@ -232,51 +273,71 @@ def _fragmentation(s: Story, _: MemoryLimits) -> tuple[str, float | None, float 
     return text, f.fragments, f.request, "bytes"
 
 
-def _contributes(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _contributes(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     both = (f.free or 0) + (f.fragments or 0)
     share = f", {percent(f.fragments or 0, f.pool)} of PyTorch's pool" if f.pool else ""
     text = (
-        f"{_request(s)}: neither {size(f.free)} free nor {size(f.fragments)} of fragments{share} are enough alone, together "
+        f"{_request(s)}: neither {size(f.free)} free nor {size(f.fragments)} of fragments{share} are "
+        f"enough alone, together "
         f"({size(both)}) they would be. Short by {size(f.short)}."
     )
     return text, f.short, f.fragments, "bytes"
 
 
-def _activation(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _activation(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
-    text = f"{_request(s)}, the next size of a buffer that grows with the tokens and was not in the profiled budget"
+    text = (
+        f"{_request(s)}, the next size of a buffer that grows with the tokens and was not in the "
+        f"profiled budget"
+    )
     value = None
     if s.series is not None:
         value, fit, r2 = s.series
         text += f": {value:,.0f} bytes per token (R2 {r2:.3f})"
         if fit > 0:
-            text += f"; with {size((f.free or 0) + (f.fragments or 0))} left, about {fit:,.0f} tokens still fit"
+            text += (
+                f"; with {size((f.free or 0) + (f.fragments or 0))} left, about {fit:,.0f} tokens still fit"
+            )
     return text + ".", value, None, "bytes"
 
 
-def _exhaustion(s: Story, _: MemoryLimits) -> tuple[str, float | None, float | None, str | None]:
+def _exhaustion(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     if f.free is None or f.fragments is None:
         text = (
             f"{_request(s)} and did not fit; the message lacks "
-            f"{'the free memory' if f.free is None else 'what PyTorch held unallocated'}, so fragmentation is not ruled out."
+            f"{'the free memory' if f.free is None else 'what PyTorch held unallocated'}, so "
+            f"fragmentation is not ruled out."
         )
         return text, f.free, f.request, "bytes"
     both = f.free + f.fragments
+    verdict = "it does not fit even with perfect compaction"
+    if both >= (f.request or 0):
+        verdict = "there is hardly more than that"
     text = (
         f"{_request(s)}, {size(f.free)} free + {size(f.fragments)} reserved but unallocated = {size(both)}: "
-        f"{'it does not fit even with perfect compaction' if both < (f.request or 0) else 'there is hardly more than that'}."
+        f"{verdict}."
     )
     if f.pool:
-        text += f" The fragments are {percent(f.fragments, f.pool)} of the pool, so an allocator setting cannot help."
+        text += (
+            f" The fragments are {percent(f.fragments, f.pool)} of the pool, so an allocator setting "
+            f"cannot help."
+        )
     if s.runs > 1:
-        which = f"the settings that differ ({', '.join(s.varied)})" if s.varied else "whatever setting differs between them"
-        text += f" The numbers are identical in {s.runs} runs: {which} do{'' if s.varied else 'es'} not touch this allocation."
+        which = (
+            f"the settings that differ ({', '.join(s.varied)})"
+            if s.varied
+            else "whatever setting differs between them"
+        )
+        text += (
+            f" The numbers are identical in {s.runs} runs: {which} do{'' if s.varied else 'es'} not "
+            f"touch this allocation."
+        )
     return text, both, f.request, "bytes"
 
 
-_TELLERS: dict[str, Callable[[Story, MemoryLimits], tuple[str, float | None, float | None, str | None]]] = {
+_TELLERS: dict[str, Callable[[Story, MemoryLimits], Told]] = {
     "mem.oversubscription": _oversubscription,
     "mem.oom_unexplained": _unexplained,
     "mem.limit_below_free": _limit,

@@ -5,34 +5,41 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from moexray.core.pattern import lazy
+
 __all__ = ["host_event"]
 
-_KILLED = re.compile(
-    r"(?:Memory cgroup |Out of memory|memory cgroup )[^\n]{0,40}?(?:Killed|Kill) process (\d+),? ?\(?([^),]{0,40})\)?"
+_KILLED = lazy(
+    r"(?:Memory cgroup |Out of memory|memory cgroup )[^\n]{0,40}?(?:Killed|Kill) process (\d+),?"
+    r" ?\(?([^),]{0,40})\)?"
     r"|\bKilled process (\d+),? ?\(([^)]{1,40})\)"
 )
-_CONSTRAINT = re.compile(r"\boom-kill:constraint=(\w+)")
-_LIMIT = re.compile(r"\bmemory: usage (\d+) ?kB, limit (\d+) ?kB")
+_CONSTRAINT = lazy(r"\boom-kill:constraint=(\w+)")
+_LIMIT = lazy(r"\bmemory: usage (\d+) ?kB, limit (\d+) ?kB")
 _KB = {
-    "anon_rss_bytes": re.compile(r"\banon-rss: ?(\d+) ?kB"),
-    "shmem_rss_bytes": re.compile(r"\bshmem-rss: ?(\d+) ?kB"),
-    "total_vm_bytes": re.compile(r"\btotal-vm: ?(\d+) ?kB"),
+    "anon_rss_bytes": lazy(r"\banon-rss: ?(\d+) ?kB"),
+    "shmem_rss_bytes": lazy(r"\bshmem-rss: ?(\d+) ?kB"),
+    "total_vm_bytes": lazy(r"\btotal-vm: ?(\d+) ?kB"),
 }
-_UNIT_KILLED = re.compile(
-    r"(?i)has been killed by the OOM killer|killed by the oom[- ]killer|failed with result '?oom-kill|result=oom-kill"
-    r"|detected [1-9]\d* oom[-_ ]?kill|some of the step tasks have been oom killed|memory cgroup out of memory"
+_UNIT_KILLED = lazy(
+    r"(?i)has been killed by the OOM killer|killed by the oom[- ]killer|failed with result '?oom-kill"
+    r"|result=oom-kill"
+    r"|detected [1-9]\d* oom[-_ ]?kill|some of the step tasks have been oom killed|memory cgroup out of"
+    r" memory"
     r"|oom[-_]kill event|\bTaskOOM\b|/tasks/oom\b"
 )
-_OOMKILLED = re.compile(r"\bOOMKilled\b(?!\"?'?\s*[:=]\s*\"?(?:false|0|no)\b)", re.IGNORECASE)
-_RAY = re.compile(
-    r"killed due to memory pressure|was killed due to the node running low on memory|OutOfMemoryError: Task was killed"
+_OOMKILLED = lazy(r"\bOOMKilled\b(?!\"?'?\s*[:=]\s*\"?(?:false|0|no)\b)", re.IGNORECASE)
+_RAY = lazy(
+    r"killed due to memory pressure|was killed due to the node running low on memory|OutOfMemoryError:"
+    r" Task was killed"
 )
-_COUNTER = re.compile(r"\boom_kill[ =:]+([1-9]\d*)\b")
-_SIGKILL = re.compile(
-    r"(?i)\bexit(?:ed)?[ _]?(?:code|status|with code|with)?[ :=]*\(?(?:code:? ?)?(-9|137)\b|\bSIGKILL\b|signal(?: number)? 9\b|\bsignal: killed"
+_COUNTER = lazy(r"\boom_kill[ =:]+([1-9]\d*)\b")
+_SIGKILL = lazy(
+    r"(?i)\bexit(?:ed)?[ _]?(?:code|status|with code|with)?[ :=]*\(?(?:code:? ?)?(-9|137)\b|\bSIGKILL\b"
+    r"|signal(?: number)? 9\b|\bsignal: killed"
 )
-_DIED = re.compile(r"(?i)died|unexpected|crash|terminated|was killed|failed|exited|last state|lost")
-_XID = re.compile(r"\bXid \(([^)]+)\): (\d+)(?:,\s*pid=['\"]?(\d+|<unknown>)['\"]?)?(?:,\s*name=([^,\s]+))?")
+_DIED = lazy(r"(?i)died|unexpected|crash|terminated|was killed|failed|exited|last state|lost")
+_XID = lazy(r"\bXid \(([^)]+)\): (\d+)(?:,\s*pid=['\"]?(\d+|<unknown>)['\"]?)?(?:,\s*name=([^,\s]+))?")
 
 
 def host_event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
@@ -51,7 +58,7 @@ def host_event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
-_ORDERLY = re.compile(r"(?i)graceful|on request|by user|shutting down|stopping|scale|preempt|drain|requested")
+_ORDERLY = lazy(r"(?i)graceful|on request|by user|shutting down|stopping|scale|preempt|drain|requested")
 
 
 def _kernel(text: str) -> dict[str, Any] | None:

@@ -9,6 +9,7 @@ import re
 import shlex
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.launch_words import ENGINES, canonical, is_setting_name
 
 if TYPE_CHECKING:
@@ -20,30 +21,52 @@ if TYPE_CHECKING:
 __all__ = ["WORDS", "parse"]
 
 WORDS = (
-    "vllm", "sglang", "trtllm", "tensorrt_llm", "torchrun", "torch.distributed", "_conf", "args", "config:", "nccl_",
-    "export ", "--", "docker run", "\\", "value:",
+    "vllm",
+    "sglang",
+    "trtllm",
+    "tensorrt_llm",
+    "torchrun",
+    "torch.distributed",
+    "_conf",
+    "args",
+    "config:",
+    "nccl_",
+    "export ",
+    "--",
+    "docker run",
+    "\\",
+    "value:",
 )
-COMMAND = re.compile(
-    r"\bvllm (?:serve|bench)\b|\bvllm\.entrypoints[\w.]*|\bsglang\.launch_server\b|\bsglang(?:\.srt[\w.]*| serve)\b"
-    r"|\btrtllm-(?:serve|bench|llmapi-launch)\b|\btorchrun\b|\bpython3? -m torch\.distributed\.(?:run|launch)\b"
+COMMAND = lazy(
+    r"\bvllm (?:serve|bench)\b|\bvllm\.entrypoints[\w.]*|\bsglang\.launch_server\b"
+    r"|\bsglang(?:\.srt[\w.]*| serve)\b"
+    r"|\btrtllm-(?:serve|bench|llmapi-launch)\b|\btorchrun\b|\bpython3? -m torch\.distributed\.(?:run"
+    r"|launch)\b"
     r"|\bdeepspeed\b|\baccelerate launch\b|\bdocker run\b|\bpodman run\b"
 )
-PROSE = re.compile(r"(?i)\b(?:usage|example|e\.g\.|try|use|run|please|you can|instead of|see) ?:? *`?$|^\s*(?:#|//)")
-ASSIGNMENT = re.compile(r"(?<![\w.-])([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(\"[^\"]*\"|'[^']*'|[^\s,;)\"'`]*)")
-EXPORT = re.compile(
-    r"^\s*(?:export|declare -x|ENV|set|setenv|-\s|--env |-e )?\s*[\"']?([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[\"']?\s*[:=]\s*"
+PROSE = lazy(
+    r"(?i)\b(?:usage|example|e\.g\.|try|use|run|please|you can|instead of|see) ?:? *`?$|^\s*(?:#|//)"
+)
+ASSIGNMENT = lazy(r"(?<![\w.-])([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(\"[^\"]*\"|'[^']*'|[^\s,;)\"'`]*)")
+EXPORT = lazy(
+    r"^\s*(?:export|declare -x|ENV|set|setenv|-\s|--env |-e"
+    r" )?\s*[\"']?([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[\"']?\s*[:=]\s*"
     r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"',;]+))"
 )
-YAML_NAME = re.compile(r"^\s*(?:-\s*)?name:\s*[\"']?([A-Z][A-Z0-9_]+)[\"']?\s*$")
-YAML_VALUE = re.compile(r"^\s*value:\s*(.+?)\s*$")
-YAML_ITEM = re.compile(r"^\s*-\s*[\"']?(--?[A-Za-z][^\"']*?)[\"']?\s*$|^\s*-\s*[\"']?([^\s:\"'][^:\"']*)[\"']?\s*$")
-YAML_START = re.compile(r"^\s*(?:-\s*)?(?:command|args|extraArgs|extra_args):\s*(?:\[(.*)\])?\s*[|>]?-?\s*$")
-ECHO = re.compile(
-    r"(?:server_args=)?ServerArgs\((.*)\)\s*$|non-default args: (?:Namespace\(|\{)(.*)[)}]\s*$|\bargs: Namespace\((.*)\)\s*$"
+YAML_NAME = lazy(r"^\s*(?:-\s*)?name:\s*[\"']?([A-Z][A-Z0-9_]+)[\"']?\s*$")
+YAML_VALUE = lazy(r"^\s*value:\s*(.+?)\s*$")
+YAML_ITEM = lazy(r"^\s*-\s*[\"']?(--?[A-Za-z][^\"']*?)[\"']?\s*$|^\s*-\s*[\"']?([^\s:\"'][^:\"']*)[\"']?\s*$")
+YAML_START = lazy(r"^\s*(?:-\s*)?(?:command|args|extraArgs|extra_args):\s*(?:\[(.*)\])?\s*[|>]?-?\s*$")
+ECHO = lazy(
+    r"(?:server_args=)?ServerArgs\((.*)\)\s*$|non-default args: (?:Namespace\(|\{)(.*)[)}]\s*$|\bargs:"
+    r" Namespace\((.*)\)\s*$"
     r"|Initializing (?:a V1|an|a) LLM engine[^:]*config: (.*)$|EngineArgs\((.*)\)\s*$"
 )
-PAIR = re.compile(r"['\"]?\b([A-Za-z_]\w*)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)|[^,\s(){}]+)")
-PRINTED = re.compile(
+PAIR = lazy(
+    r"['\"]?\b([A-Za-z_]\w*)['\"]?\s*[=:]\s*('[^']*'|\"[^\"]*\"|\{[^{}]*\}|\[[^\[\]]*\]|\([^()]*\)"
+    r"|[^,\s(){}]+)"
+)
+PRINTED = lazy(
     r"\b(PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF)\b\s*(?:=|:|is set to|is)?\s*[\"']?([a-z_]+:[\w.\[\]:>,-]+)"
 )
 LONGEST = 60  # lines of one command
@@ -88,7 +111,26 @@ def _is_command(text: str) -> bool:
 
 
 SHELL_WORDS = frozenset(
-    "python python3 sudo env exec nohup srun mpirun numactl time export docker run bash sh CMD ENTRYPOINT command".split()
+    {
+        "python",
+        "python3",
+        "sudo",
+        "env",
+        "exec",
+        "nohup",
+        "srun",
+        "mpirun",
+        "numactl",
+        "time",
+        "export",
+        "docker",
+        "run",
+        "bash",
+        "sh",
+        "CMD",
+        "ENTRYPOINT",
+        "command",
+    }
 )
 
 
@@ -121,37 +163,37 @@ def _split(text: str) -> list[str]:
         return text.replace('"', "").replace("'", "").split()
 
 
-def _words(tokens: list[str]) -> Iterator[tuple[str, str, str]]:
+def _words(words: list[str]) -> Iterator[tuple[str, str, str]]:
     i = 0
-    while i < len(tokens):
-        token = tokens[i].strip("`")
+    while i < len(words):
+        word = words[i].strip("`")
         i += 1
-        if token == "-m":
+        if word == "-m":
             i += 1
-        elif token in ("-e", "--env") and i < len(tokens) and "=" in tokens[i]:
-            name, _, value = tokens[i].partition("=")
+        elif word in ("-e", "--env") and i < len(words) and "=" in words[i]:
+            name, _, value = words[i].partition("=")
             i += 1
             yield name, value, "environment"
-        elif token.startswith(("--env=", "-e=")):
-            name, _, value = token.partition("=")[2].partition("=")
+        elif word.startswith(("--env=", "-e=")):
+            name, _, value = word.partition("=")[2].partition("=")
             yield name, value, "environment"
-        elif "=" in token and not token.startswith("-"):
-            name, _, value = token.partition("=")
+        elif "=" in word and not word.startswith("-"):
+            name, _, value = word.partition("=")
             if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) and name.isupper():
                 yield name, value, "environment"
-        elif token.startswith("-") and len(token) > 1 and not re.match(r"-\.?\d", token):
-            if "=" in token:
-                name, _, value = token.partition("=")
+        elif word.startswith("-") and len(word) > 1 and not re.match(r"-\.?\d", word):
+            if "=" in word:
+                name, _, value = word.partition("=")
                 yield name, value, "command"
                 continue
-            value, taken = _value(tokens, i)
+            value, taken = _value(words, i)
             i += taken
-            yield token, value, "command"
+            yield word, value, "command"
 
 
 def _value(tokens: list[str], i: int) -> tuple[str, int]:
     """The words behind an option: several for lists; "True" for a flag."""
-    taken = []
+    taken: list[str] = []
     while i + len(taken) < len(tokens):
         word = tokens[i + len(taken)].strip("`")
         if word.startswith("-") and not re.match(r"-\.?\d", word):
@@ -176,7 +218,12 @@ def _environment(lines: Sequence[Line], at: int, out: Reading) -> int:
     if (m := YAML_NAME.match(text)) and at + 1 < len(lines) and is_setting_name(m[1]):
         value = YAML_VALUE.match(lines[at + 1].text)
         if value:
-            _add(out, line, [(m[1], value[1].strip("\"'"), "environment")], f"{text.strip()} {value[0].strip()}")
+            _add(
+                out,
+                line,
+                [(m[1], value[1].strip("\"'"), "environment")],
+                f"{text.strip()} {value[0].strip()}",
+            )
             return 2
     if (m := EXPORT.match(text)) and is_setting_name(m[1]) and not COMMENT.match(text):
         _add(out, line, [(m[1], m[2] or m[3] or m[4] or "", "environment")], text)
@@ -185,10 +232,11 @@ def _environment(lines: Sequence[Line], at: int, out: Reading) -> int:
     return 1
 
 
-COMMENT = re.compile(r"^\s*(?:#|//)")
+COMMENT = lazy(r"^\s*(?:#|//)")
 # torch's own message, documentation and chats name the setting without using it
-ADVICE = re.compile(
-    r"(?i)\btry\b|setting |\bset\b|avoid|should|recommend|consider|instead|\bhelps?\b|\?|out of memory|unset|without|remove|e\.g\."
+ADVICE = lazy(
+    r"(?i)\btry\b|setting |\bset\b|avoid|should|recommend|consider|instead|\bhelps?\b|\?|out of memory"
+    r"|unset|without|remove|e\.g\."
 )
 
 
@@ -226,6 +274,11 @@ def _add(out: Reading, line: Line, settings: object, text: str) -> None:
         engine = "vllm"
     for key, value, origin in settings:  # type: ignore[attr-defined]
         out.add(
-            "launch", where=f"line {line.number}", engine=engine, key=key, value=value, origin=origin,
+            "launch",
+            where=f"line {line.number}",
+            engine=engine,
+            key=key,
+            value=value,
+            origin=origin,
             text=text.strip()[:1000],
         )

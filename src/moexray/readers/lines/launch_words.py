@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
-import re
+
+from typing import TYPE_CHECKING
+
+from moexray.core.pattern import lazy
+
+if TYPE_CHECKING:
+    import re
 
 __all__ = ["ENGINES", "canonical", "is_setting_name"]
 
 ENGINES: tuple[tuple[re.Pattern[str], str], ...] = (
-    (re.compile(r"\bvllm(?:\.entrypoints[\w.]*)?\b(?: serve)?"), "vllm"),
-    (re.compile(r"\bsglang(?:\.launch_server|\.srt[\w.]*)?\b|\bsglang serve\b"), "sglang"),
-    (re.compile(r"\btrtllm-(?:serve|bench|llmapi-launch)\b|\btensorrt_llm\b"), "tensorrt_llm"),
-    (re.compile(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\bdeepspeed\b|\baccelerate launch\b"), "torch"),
+    (lazy(r"\bvllm(?:\.entrypoints[\w.]*)?\b(?: serve)?"), "vllm"),
+    (lazy(r"\bsglang(?:\.launch_server|\.srt[\w.]*)?\b|\bsglang serve\b"), "sglang"),
+    (lazy(r"\btrtllm-(?:serve|bench|llmapi-launch)\b|\btensorrt_llm\b"), "tensorrt_llm"),
+    (
+        lazy(r"\btorchrun\b|\btorch\.distributed\.(?:run|launch)\b|\bdeepspeed\b|\baccelerate launch\b"),
+        "torch",
+    ),
 )
 
 # As the engines' own --help gives them; the canonical name is the long one of vLLM where both have it.
@@ -39,11 +48,39 @@ ALIASES = {
     "context_length": "max_model_len",
 }
 
-SETTING = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
+SETTING = lazy(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+")
 KNOWN_PREFIXES = (
-    "PYTORCH_", "TORCH_", "NCCL_", "RCCL_", "CUDA_", "HIP_", "ROCR_", "VLLM_", "SGLANG_", "SGL_", "DEEPEP_", "NVSHMEM_",
-    "TRTLLM_", "TLLM_", "UCX_", "GLOO_", "RAY_", "OMP_", "DG_", "DEEP_", "FLASHINFER_", "TRITON_", "TORCHINDUCTOR_",
-    "MC_", "MOONCAKE_", "WORLD_SIZE", "MASTER_", "LOCAL_", "PYTHON", "HSA_", "MOEXRAY_",
+    "PYTORCH_",
+    "TORCH_",
+    "NCCL_",
+    "RCCL_",
+    "CUDA_",
+    "HIP_",
+    "ROCR_",
+    "VLLM_",
+    "SGLANG_",
+    "SGL_",
+    "DEEPEP_",
+    "NVSHMEM_",
+    "TRTLLM_",
+    "TLLM_",
+    "UCX_",
+    "GLOO_",
+    "RAY_",
+    "OMP_",
+    "DG_",
+    "DEEP_",
+    "FLASHINFER_",
+    "TRITON_",
+    "TORCHINDUCTOR_",
+    "MC_",
+    "MOONCAKE_",
+    "WORLD_SIZE",
+    "MASTER_",
+    "LOCAL_",
+    "PYTHON",
+    "HSA_",
+    "MOEXRAY_",
 )
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.host_events import host_event
 from moexray.readers.lines.oom_fields import SIZE_UNITS
 
@@ -29,8 +30,18 @@ if TYPE_CHECKING:
 __all__ = ["WORDS", "parse"]
 
 WORDS = (
-    "memory", "weight", "kv cache", "cuda graph", "graph captur", "tokens", "oom", "killed", "xid", "exit code",
-    "custom_all_reduce", "custom allreduce",
+    "memory",
+    "weight",
+    "kv cache",
+    "cuda graph",
+    "graph captur",
+    "tokens",
+    "oom",
+    "killed",
+    "xid",
+    "exit code",
+    "custom_all_reduce",
+    "custom allreduce",
 )
 _S = r"(\d+(?:\.\d+)?) ?([KMGT]i?B|bytes)"
 
@@ -38,9 +49,9 @@ _S = r"(\d+(?:\.\d+)?) ?([KMGT]i?B|bytes)"
 _ENGINE_UNITS = {**SIZE_UNITS, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 _BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.IGNORECASE))
+    (name, lazy(pattern, re.IGNORECASE))
     for name, pattern in (
-        ("utilisation", r"(?:gpu_memory_utilization|utilization)\s*(?:=|is|:|of)?\s*\(?\s*(0?\.\d+|1\.0+|1)\b"),
+        ("utilisation", r"(?:gpu_memory_|\b)utilization\s*(?:=|is|:|of)?\s*\(?\s*(0?\.\d+|1\.0+|1)\b"),
         ("utilisation", r"requested memory: (0?\.\d+|1\.0+) \(util\)"),
         ("total", rf"\d of {_S}\)"),
         ("total", rf"total[_ ]gpu[_ ]memory:? \(?{_S}"),
@@ -52,7 +63,7 @@ _BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("weights", rf"(?:model )?weights(?: memory)?(?: take|:| took)? ?{_S}"),
         ("weights", rf"model (?:weights|loading) (?:take|took) {_S}"),
         ("weights", rf"{_S} for (?:model )?weights?\b"),
-        ("non_torch", rf"non[-_ ]torch(?:[-_ ][a-z]+){0,3}(?: takes|:| is)? {_S}"),
+        ("non_torch", rf"non[-_ ]torch(?:[-_ ][a-z]+){0, 3}(?: takes|:| is)? {_S}"),
         ("non_torch", rf"{_S} for non-torch"),
         ("activation", rf"activation(?: peak)?(?: memory)?(?: takes|:) {_S}"),
         ("activation", rf"torch peak memory(?: increase)?: {_S}"),
@@ -63,28 +74,40 @@ _BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("graphs", rf"cuda graph memory: {_S}"),
     )
 )
-_BUDGET_WORDS = re.compile(r"(?i)weights?\b|kv[ _]cache|KV size|memory (?:budget|util|profil)|requested memory|non[-_ ]torch|loading took")
-_KV_PARTS = re.compile(rf"(?i)\bK size: {_S}, V size: {_S}")
-_CAPTURE = re.compile(r"(?i)captur\w* (?:\w+ ){0,2}cuda graph (?:begin|end)|graph captur\w+ finished|capture_model took")
-_AVAIL = re.compile(rf"(?i)avail(?:able)?[ _](?:gpu[ _])?mem(?:ory)?\s*[=:]\s*{_S}")
-_COST = re.compile(rf"(?i)(?:mem(?:ory)? usage\s*[=:]|\btook|\bcost)\s*{_S}")
-_ELAPSED = re.compile(r"(?i)(?:elapsed:?|finished in)\s*(\d+(?:\.\d+)?) ?s")
-_TOKENS = re.compile(
-    r"(?i)(?:#?\btokens?|num_tokens|n_tokens|context(?:_len(?:gth)?| length)?|seq_?lens?|sequence length|prefix(?:_len)?|"
-    r"position|kv_len)\s*[=:]?\s*(\d[\d,]*)(?![\d.%/]|\s*(?:tokens?)?/s)|(\d[\d,]*) (?:\w+ ){0,2}tokens?\b(?!/s| per| ?/)"
+_BUDGET_WORDS = lazy(
+    r"(?i)weights?\b|kv[ _]cache|KV size|memory (?:budget|util|profil)|requested memory|non[-_ ]torch"
+    r"|loading took"
 )
-_BUFFER = re.compile(
-    rf"(?i)(?:buffer|activation|workspace|logits|alloc\w*|intermediate|temporar\w+|tensor|scratch|request\w*)\b[^\d;]{{0,60}}?{_S}"
+_KV_PARTS = lazy(rf"(?i)\bK size: {_S}, V size: {_S}")
+_CAPTURE = lazy(
+    r"(?i)captur\w* (?:\w+ ){0,2}cuda graph (?:begin|end)|graph captur\w+ finished|capture_model took"
+)
+_AVAIL = lazy(rf"(?i)avail(?:able)?[ _](?:gpu[ _])?mem(?:ory)?\s*[=:]\s*{_S}")
+_COST = lazy(rf"(?i)(?:mem(?:ory)? usage\s*[=:]|\btook|\bcost)\s*{_S}")
+_ELAPSED = lazy(r"(?i)(?:elapsed:?|finished in)\s*(\d+(?:\.\d+)?) ?s")
+_TOKENS = lazy(
+    r"(?i)(?:#?\btokens?|num_tokens|n_tokens|context(?:_len(?:gth)?| length)?|seq_?lens?|sequence length"
+    r"|prefix(?:_len)?|"
+    r"position|kv_len)\s*[=:]?\s*(\d[\d,]*)(?![\d.%/]|\s*(?:tokens?)?/s)|(\d[\d,]*) (?:\w+"
+    r" ){0,2}tokens?\b(?!/s| per| ?/)"
+)
+_BUFFER = lazy(
+    rf"(?i)(?:buffer|activation|workspace|logits|alloc\w*|intermediate|temporar\w+|tensor|scratch"
+    rf"|request\w*)\b[^\d;]{{0,60}}?{_S}"
     rf"(?! ?/s)"
 )
-_PER_TOKEN = re.compile(rf"(?i){_S}(?: per |/)token")
-_NOT_ACTIVATION = re.compile(r"(?i)kv[ _]?(?:cache|size)|throughput|weights?\b|per second|out of memory|pool end|free\b|budget")
-_REDUCE_OFF = re.compile(r"(?i)custom[ _]all[-_]?reduce (?:is|was|will be) (?:disabled|turned off|not (?:used|supported))|custom allreduce is disabled")
-_REDUCE_FAILED = re.compile(
+_PER_TOKEN = lazy(rf"(?i){_S}(?: per |/)token")
+_NOT_ACTIVATION = lazy(
+    r"(?i)kv[ _]?(?:cache|size)|throughput|weights?\b|per second|out of memory|pool end|free\b|budget"
+)
+_REDUCE_OFF = lazy(
+    r"(?i)custom[ _]all[-_]?reduce (?:is|was|will be) (?:disabled|turned off|not (?:used|supported))"
+)
+_REDUCE_FAILED = lazy(
     r"(?i)custom_all_?reduce\.cuh?\S*[^\n]*(?:invalid argument|error)|error[^\n]*custom_all_?reduce\.cuh?"
     r"|cudaIpc(?:Get|Open)MemHandle\w*[^\n]*(?:invalid|fail|error)"
 )
-_DIGITS = re.compile(r"\d[\d,]*(?:\.\d+)?")
+_DIGITS = lazy(r"\d[\d,]*(?:\.\d+)?")
 
 
 def parse(lines: Sequence[Line], out: Reading) -> None:
@@ -100,8 +123,15 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
         if found:
             kind, fields = found
             out.add(
-                "log", where=f"line {line.number}", kind=kind, t_s=line.t_s, rank=line.rank, worker=line.worker,
-                level=line.level, fields=fields, text=(line.full or text)[:600],
+                "log",
+                where=f"line {line.number}",
+                kind=kind,
+                t_s=line.t_s,
+                rank=line.rank,
+                worker=line.worker,
+                level=line.level,
+                fields=fields,
+                text=(line.full or text)[:600],
             )
 
 
@@ -127,7 +157,7 @@ def _capture(text: str, low: str) -> tuple[str, dict[str, Any]]:
     fields: dict[str, Any] = {}
     if avail:
         fields["avail_bytes"] = _bytes(avail[1], avail[2])
-    if "begin" in low and "end" not in low.split("begin")[0]:
+    if "begin" in low and "end" not in low.partition("begin")[0]:
         return "mem.capture_begin", fields
     if cost:
         fields["cost_bytes"] = _bytes(cost[1], cost[2])

@@ -33,7 +33,13 @@ BARE_LINES, BARE_S = 400, 300.0  # a bare message this near to a record repeats 
 RECENT = 64  # failures of one size among which repetitions are looked for
 ATTEMPTS, ATTEMPT_S = 3, 1.0  # torch 2.13 warns up to three times per allocation
 COMPARED = (
-    "device", "free_bytes", "total_bytes", "process_bytes", "allocated_bytes", "fragments_bytes", "private_bytes"
+    "device",
+    "free_bytes",
+    "total_bytes",
+    "process_bytes",
+    "allocated_bytes",
+    "fragments_bytes",
+    "private_bytes",
 )
 BACK = 120  # lines of a traceback above its message
 QUOTED = 1500  # characters kept of a message

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -14,53 +15,70 @@ if TYPE_CHECKING:
 __all__ = ["Surroundings", "bare_error", "is_quoted"]
 
 # Statements of program text; a log shows such lines only below a 'File "..."' line of a traceback.
-STATEMENT = re.compile(
-    r"^\s*(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[(:]|#include\b|namespace \w|using \w"
-    r"|fn \w|func \w|package \w|return\b|raise\b|try:|else:|(?:if|elif|for|while|with|except)\b.*:\s*(?:#.*)?$"
+STATEMENT = lazy(
+    r"^\s*(?:import \w|from [\w.]+ import |(?:async )?def \w+\(|class \w+[(:]|#include\b|namespace \w"
+    r"|using \w"
+    r"|fn \w|func \w|package \w|return\b|raise\b|try:|else:|(?:if|elif|for|while|with"
+    r"|except)\b.*:\s*(?:#.*)?$"
     r"|@[\w.]+(?:\(.*\))?$|[A-Za-z_][\w.]* = |(?:public|private|static|const|auto|void|int) |\}\s*$|\{\s*$)"
 )
-CODE_LEAD = re.compile(
+CODE_LEAD = lazy(
     r"^\s*(?:raise|return|throw|assert\w*|print\w*|if|elif|while|with|def|except|const|static|auto|yield|case"
-    r"|TORCH_CHECK\w*|std::|self\.|log(?:ger|ging)?\.\w+|warnings?\.)\b|^\s*[\w.\[\]]+ [+]?= *[rbfuRBFU]{0,2}[\"'(]"
+    r"|TORCH_CHECK\w*|std::|self\.|log(?:ger|ging)?\.\w+|warnings?\.)\b|^\s*[\w.\[\]]+ [+]?="
+    r" *[rbfuRBFU]{0,2}[\"'(]"
     r"|(?:\bmatch *=|==|!=) *[rf]?[\"']$|^\s*(?://|/\*|\"\"\"|''')"
 )
-COMMENT_LEAD = re.compile(r"^\s*(?:#|--|;|\*)\s+\S+.*[a-z]{3}.*\s")
-TEACHES = re.compile(
-    r"(?i)\bfor example\b|\be\.g\.|\blooks? (?:something )?like\b|\btypical(?:ly)?\b|\bexample (?:message|output|of|error)"
-    r"|\byou (?:may|might|will|can|could|would) (?:also )?(?:see|get|encounter|find)|\bsuch as\b|\bsample (?:message|output)"
+COMMENT_LEAD = lazy(r"^\s*(?:#|--|;|\*)\s+\S+.*[a-z]{3}.*\s")
+TEACHES = lazy(
+    r"(?i)\bfor example\b|\be\.g\.|\blooks? (?:something )?like\b|\btypical(?:ly)?\b|\bexample"
+    r" (?:message|output|of|error)"
+    r"|\byou (?:may|might|will|can|could|would) (?:also )?(?:see|get|encounter|find)|\bsuch as\b"
+    r"|\bsample (?:message|output)"
     r"|\bmessages? (?:of the form|is printed|reads?\b)|\bif you (?:see|get|encounter)|\bwhat does\b.*\bmean"
 )
-EARLIER = re.compile(
-    r"(?i)\b(?:previous|earlier|prior|former|last) (?:run|process|instance|attempt|boot|engine|server|job|incarnation)\b"
+EARLIER = lazy(
+    r"(?i)\b(?:previous|earlier|prior|former|last) (?:run|process|instance|attempt|boot|engine|server"
+    r"|job|incarnation)\b"
 )
-CAUGHT = re.compile(
-    r"(?i)\bcaught\b|\bas (?:expected|planned|intended)\b|\bexpected (?:error|oom|out|failure)|\bon purpose\b|\bhandled\b"
-    r"|\bhalv(?:ed|ing|e)\b|\b(?:retry(?:ing)?|trying|continu\w+|next) (?:with )?(?:a )?(?:smaller|lower|batch|bs\b|half)"
-    r"|\breduc(?:ed|ing|e) (?:the )?(?:batch|micro|max)|\bbatch[_ -]?size (?:finder|search|scal\w+|tun\w+)|\bauto[_ -]?batch"
+CAUGHT = lazy(
+    r"(?i)\bcaught\b|\bas (?:expected|planned|intended)\b|\bexpected (?:error|oom|out|failure)|\bon"
+    r" purpose\b|\bhandled\b"
+    r"|\bhalv(?:ed|ing|e)\b|\b(?:retry(?:ing)?|trying|continu\w+|next) (?:with )?(?:a )?(?:smaller|lower"
+    r"|batch|bs\b|half)"
+    r"|\breduc(?:ed|ing|e) (?:the )?(?:batch|micro|max)|\bbatch[_ -]?size (?:finder|search|scal\w+"
+    r"|tun\w+)|\bauto[_ -]?batch"
     r"|\blargest batch\b|\bsearch (?:ended|finished|done|complete|goes)|\bprob(?:e|ing)\b|\bbinary search\b"
-    r"|\b(?:does|did) not fit\b|\bbatch(?: size)? \d+ (?:failed|too (?:large|big))|\bis ignored\b|\bignoring\b"
+    r"|\b(?:does|did) not fit\b|\bbatch(?: size)? \d+ (?:failed|too (?:large|big))|\bis ignored\b"
+    r"|\bignoring\b"
 )
-CAUGHT_LATER = re.compile(
+CAUGHT_LATER = lazy(
     r"(?i)\bcaught\b|\bas (?:expected|planned|intended)\b|\bon purpose\b|\bbatch (?:was )?halved\b"
     r"|\b(?:retry(?:ing)?|trying|continu\w+) (?:with )?(?:a )?(?:smaller|lower|batch|bs\b|half)"
-    r"|\breduc(?:ed|ing) (?:the )?(?:batch|micro)|\blargest batch\b|\bbatch[_ -]?size (?:finder|search)|\bbinary search\b"
+    r"|\breduc(?:ed|ing) (?:the )?(?:batch|micro)|\blargest batch\b|\bbatch[_ -]?size (?:finder|search)"
+    r"|\bbinary search\b"
     r"|\bsearch (?:ended|finished|done|complete|goes)"
 )
-EXCEPTION = re.compile(r"(?:[\w.]+\.)?\w*(?:Error|Exception|error)\b\W*(?:\(\d+\))?\W*$")
-PASSED = re.compile(r"^=+ .*\b\d+ passed\b.*=+\s*$|^OK(?: \(.*\))?$|^\[  PASSED  \]|^test result: ok")
-FAILED = re.compile(r"^=+ .*\b\d+ (?:failed|error)|^FAILED\b|^\[  FAILED  \]")
-ERROR_LEAD = re.compile(
-    r"^\W*(?:[\w.]+\.)?\w*(?:Error|Exception)\b|^\W*(?:terminate called|what\(\)|Failed\b|fatal\b|ERROR\b|error:|panic|"
-    r"Triton Error|Exception in|THCudaCheck FAIL|CUDA (?:runtime |driver )?error\b|HIP error\b|Cuda (?:error|failure))"
+EXCEPTION = lazy(r"(?:[\w.]+\.)?\w*(?:Error|Exception|error)\b\W*(?:\(\d+\))?\W*$")
+PASSED = lazy(r"^=+ .*\b\d+ passed\b.*=+\s*$|^OK(?: \(.*\))?$|^\[  PASSED  \]|^test result: ok")
+FAILED = lazy(r"^=+ .*\b\d+ (?:failed|error)|^FAILED\b|^\[  FAILED  \]")
+ERROR_LEAD = lazy(
+    r"^\W*(?:[\w.]+\.)?\w*(?:Error|Exception)\b|^\W*(?:terminate called|what\(\)|Failed\b|fatal\b"
+    r"|ERROR\b|error:|panic|"
+    r"Triton Error|Exception in|THCudaCheck FAIL|CUDA (?:runtime |driver )?error\b|HIP error\b|Cuda"
+    r" (?:error|failure))"
 )
-SPEAKS = re.compile(
-    r"(?i)\b(?:avoid|prevent|helps?|may|might|could|would|should|if|when|unless|fixed|fix(?:es)?|in case|to reduce|guard)\b"
+SPEAKS = lazy(
+    r"(?i)\b(?:avoid|prevent|helps?|may|might|could|would|should|if|when|unless|fixed|fix(?:es)?|in case"
+    r"|to reduce|guard)\b"
 )
-BARE = re.compile(
-    r"(?:CUDA|HIP|ROCm|XPU) out of memory|(?:CUDA|HIP|cuda|hip|Cuda) ?(?:runtime |driver )?(?:error|failure)(?: ?\(?\d+\)?)?"
+BARE = lazy(
+    r"(?:CUDA|HIP|ROCm|XPU) out of memory|(?:CUDA|HIP|cuda|hip|Cuda) ?(?:runtime |driver )?(?:error"
+    r"|failure)(?: ?\(?\d+\)?)?"
     r" ?:? ?'?out of memory|cudaErrorMemoryAllocation|hipError(?:OutOfMemory|MemoryAllocation)"
-    r"|CUDA_ERROR_OUT_OF_MEMORY|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|Triton Error \[(?:CUDA|HIP)\]: out of memory"
-    r"|error=2 : out of memory|cudaMalloc\w*.{0,160}: out of memory|^(?:torch\.(?:cuda\.)?)?OutOfMemoryError:?\s*$"
+    r"|CUDA_ERROR_OUT_OF_MEMORY|UR_RESULT_ERROR_OUT_OF_DEVICE_MEMORY|Triton Error \[(?:CUDA|HIP)\]: out"
+    r" of memory"
+    r"|error=2 : out of memory|cudaMalloc\w*.{0,160}: out of memory"
+    r"|^(?:torch\.(?:cuda\.)?)?OutOfMemoryError:?\s*$"
 )
 
 

@@ -11,15 +11,26 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["ANCHOR", "SIZE_UNITS", "Fields", "read_fields"]
 
 SIZE_UNITS = {
-    "": 1, "b": 1, "byte": 1, "bytes": 1,
-    "kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40,
-    "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12,
+    "": 1,
+    "b": 1,
+    "byte": 1,
+    "bytes": 1,
+    "kib": 1 << 10,
+    "mib": 1 << 20,
+    "gib": 1 << 30,
+    "tib": 1 << 40,
+    "kb": 10**3,
+    "mb": 10**6,
+    "gb": 10**9,
+    "tb": 10**12,
 }
 IMPOSSIBLE = 1 << 60  # torch prints "17179869184.00 GiB" where the driver knows no value
 GAP = 260  # squeezed characters between two clauses of one message
@@ -29,7 +40,7 @@ _N = r"(\d{1,3}(?:,\d{3})+(?:\.\d+)?|\d{1,24}(?:[.,]\d{1,6})?)"
 _S = _N + r"(bytes?|[KMGT]i?B|B)"
 _RAW = r"(\d{1,20})()"
 
-ANCHOR = re.compile(
+ANCHOR = lazy(
     r"(?P<plain>(?:CUDA|HIP|ROCm|XPU|NPU|MUSA|MLU)outofmemory)"
     r"|(?P<warning>memoryallocationfailedwithOOMondevice)"
     r"|(?P<pool>Allocationondevice\d*wouldexceedallowedmemory)"
@@ -38,7 +49,7 @@ ANCHOR = re.compile(
 )
 
 _CLAUSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
-    (name, re.compile(pattern, re.IGNORECASE))
+    (name, lazy(pattern, re.IGNORECASE))
     for name, pattern in (
         ("request", f"(?:Tried|trying)toallocate{_S}"),
         ("request", f"Requested:{_S}"),
@@ -61,8 +72,8 @@ _CLAUSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("cached", f"{_S}cached"),
     )
 )
-_OTHERS = re.compile(rf"Process(\d+)has{_S}(?:memory)?inuse", re.IGNORECASE)
-_DEVICE = re.compile(r"(?:GPU|XPU|NPU|device)(\d{1,4})(?=has|;|while|would)", re.IGNORECASE)
+_OTHERS = lazy(rf"Process(\d+)has{_S}(?:memory)?inuse", re.IGNORECASE)
+_DEVICE = lazy(r"(?:GPU|XPU|NPU|device)(\d{1,4})(?=has|;|while|would)", re.IGNORECASE)
 
 
 @dataclass(slots=True)

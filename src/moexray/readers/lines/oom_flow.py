@@ -12,6 +12,8 @@ from bisect import bisect_right
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
@@ -21,17 +23,30 @@ __all__ = ["Flow", "flows", "squeeze"]
 
 # Pieces of the messages; one of them survives on some line even in a narrow column.
 WORDS = (
-    "of mem", "out of", "OutOfMem", "OUT_OF_", "MemoryAlloc", "to alloc", "memory alloc",
-    "capac", "by PyT", "unalloc", "reserved", "already", "allowed mem", "OOM on", "in use.",
+    "of mem",
+    "out of",
+    "OutOfMem",
+    "OUT_OF_",
+    "MemoryAlloc",
+    "to alloc",
+    "memory alloc",
+    "capac",
+    "by PyT",
+    "unalloc",
+    "reserved",
+    "already",
+    "allowed mem",
+    "OOM on",
+    "in use.",
 )
 BEFORE, AFTER = 8, 24  # lines around such words that may belong to the message
 BATCH = 4096  # lines that are searched at once
 LONGEST = 20_000  # lines of one stretch
 
-_DROPPED = re.compile(r"[\s\"'`|\\│┃║╭╮╰╯─━┆┊*\u00ad\u200b-\u200f\u2060\ufeff]+")
-_ESCAPE = re.compile(r"\\(?:u00[0-9a-fA-F]{2}|[nrt])")
-_TAG = re.compile(r"</?(?:br|p|pre|code|span|div|td|tr|li|b|i|font)\b[^<>]{0,80}>", re.IGNORECASE)
-_GUTTER = re.compile(r"^\s*(?:[>|│┃║]\s*)+")
+_DROPPED = lazy(r"[\s\"'`|\\│┃║╭╮╰╯─━┆┊*\u00ad\u200b-\u200f\u2060\ufeff]+")
+_ESCAPE = lazy(r"\\(?:u00[0-9a-fA-F]{2}|[nrt])")
+_TAG = lazy(r"</?(?:br|p|pre|code|span|div|td|tr|li|b|i|font)\b[^<>]{0,80}>", re.IGNORECASE)
+_GUTTER = lazy(r"^\s*(?:[>|│┃║]\s*)+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +119,7 @@ def flows(lines: Sequence[Line]) -> Iterator[Flow]:
         yield Flow("".join(pieces), tuple(starts), part, first)
 
 
-_SPEAKER = re.compile(r"^(?:\[[^\]]{1,30}\] )?[\w.@ -]{1,30}: (?:> ?)*(?=\S)|^[^:]{0,60}\[\d+\]: ")
+_SPEAKER = lazy(r"^(?:\[[^\]]{1,30}\] )?[\w.@ -]{1,30}: (?:> ?)*(?=\S)|^[^:]{0,60}\[\d+\]: ")
 
 
 def _speaker(text: str) -> str:

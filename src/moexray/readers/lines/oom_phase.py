@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
+    import re
     from collections.abc import Sequence
 
     from moexray.readers.lines.line import Line
@@ -54,15 +56,18 @@ MARKS: tuple[tuple[str, str], ...] = (
 )
 FRAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (
-        re.compile(
+        lazy(
             r"\bin (?:capture\w*|_capture\w*|init_\w*_graphs|_?warm_?up_and_capture\w*)$|cuda_graph_runner|"
             r"Capture cuda graph failed|graph_capture"
         ),
         "capture",
     ),
-    (re.compile(r"\bin (?:_?initialize_kv_cache\w*|_?allocate_kv_cache\w*|init_memory_pool|_create_buffers)$"), "kv_sizing"),
-    (re.compile(r"\bin (?:profile_run|determine_(?:num_available_blocks|available_memory))$"), "profiling"),
-    (re.compile(r"\bin (?:load_model|load_weights|initialize_model|process_weights_after_loading)$"), "loading"),
+    (
+        lazy(r"\bin (?:_?initialize_kv_cache\w*|_?allocate_kv_cache\w*|init_memory_pool|_create_buffers)$"),
+        "kv_sizing",
+    ),
+    (lazy(r"\bin (?:profile_run|determine_(?:num_available_blocks|available_memory))$"), "profiling"),
+    (lazy(r"\bin (?:load_model|load_weights|initialize_model|process_weights_after_loading)$"), "loading"),
 )
 BACK = 120  # lines of a traceback above its message
 
