@@ -13,7 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moexray.readers import csv_file, json_file, npz, pickle_file, safetensors, text, torch_file
+from moexray.readers import csv_file, json_file, npz, pickle_file, prometheus, safetensors, smi_xml, text
+from moexray.readers import torch_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -49,6 +50,8 @@ READERS: tuple[Reader, ...] = (
     Reader("pickle", pickle_file.sniff, pickle_file.read, (".pickle", ".pkl", ".p")),
     Reader("json", text.sniff_json_log, text.read, (".json", ".jsonl", ".ndjson")),
     Reader("json", json_file.sniff, json_file.read, (".json", ".jsonl", ".ndjson")),
+    Reader("nvidia-smi xml", smi_xml.sniff, smi_xml.read, (".xml",)),
+    Reader("prometheus", prometheus.sniff, prometheus.read, (".prom", ".metrics")),
     Reader("csv", csv_file.sniff, csv_file.read, (".csv", ".tsv")),
     Reader("text", text.sniff, text.read, (".log", ".txt", ".md", ".out", ".err")),
 )

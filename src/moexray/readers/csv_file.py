@@ -19,9 +19,10 @@ from moexray.core.errors import ReadError
 from moexray.core.source import decode
 from moexray.readers import text as text_reader
 from moexray.readers.cells import is_number, is_placeholder, quantity
-from moexray.readers.shapes import matrix, routing_csv
+from moexray.readers.shapes import matrix, memory_stats, numerics, requests, routing_csv, smi, step_log
 from moexray.readers.shapes.bench_table import bench_table, metric_table
 from moexray.readers.shapes.latency import latency_series
+from moexray.readers.shapes.ncu import ncu_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -77,11 +78,21 @@ class Grid:
 
 # Each takes (grid, source, out) and returns whether the table was its own. First yes wins.
 SHAPES: tuple[Callable[[Grid, Source, Reading], bool], ...] = (
+    smi.query_gpu,
+    smi.query_apps,
+    memory_stats.memory_stats_csv,
     matrix.read_table,
     routing_csv.read_csv,
+    ncu_table,
+    numerics.logprob_table,
+    numerics.score_table,
+    requests.token_table,
+    requests.request_table,
+    step_log.step_table,
     latency_series,
     bench_table,
     metric_table,
+    memory_stats.load_csv,
 )
 
 

@@ -12,7 +12,17 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import ReadError
 from moexray.core.source import decode
 from moexray.readers import kineto, text
-from moexray.readers.shapes import flight, groups, matrix, routing, snapshot
+from moexray.readers.shapes import (
+    flight,
+    groups,
+    matrix,
+    memory_stats,
+    numerics,
+    requests,
+    routing,
+    snapshot,
+    step_log,
+)
 from moexray.readers.shapes.bench_json import bench_json
 
 if TYPE_CHECKING:
@@ -29,9 +39,14 @@ SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
     kineto.from_document,
     snapshot.shape,
     flight.read,
+    memory_stats.memory_stats,
     matrix.read_json,
     groups.read,
     routing.read_json,
+    requests.token_json,
+    step_log.step_json,
+    numerics.logprob_json,
+    numerics.score_json,
     bench_json,
 )
 

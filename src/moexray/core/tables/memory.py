@@ -41,6 +41,7 @@ MEMORY_STATS = Table(
         Column("rank", "int", "", "Rank, if known."),
         Column("device", "int", "", "Device, if known."),
         Column("allocated_bytes", "int", "bytes", "allocated_bytes.all.current."),
+        Column("allocated_peak_bytes", "int", "bytes", "allocated_bytes.all.peak."),
         Column("reserved_bytes", "int", "bytes", "reserved_bytes.all.current."),
         Column("reserved_peak_bytes", "int", "bytes", "reserved_bytes.all.peak."),
         Column("active_bytes", "int", "bytes", "active_bytes.all.current."),

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from moexray.readers.lines import comm, comm_a2a, comm_nccl, comm_ras
-from moexray.readers.lines import bench
+from moexray.readers.lines import bench, numerics
 from moexray.readers.lines import engine
 from moexray.readers.lines import smi, smi_host, smi_monitor, smi_query
 from moexray.readers.lines import routing
