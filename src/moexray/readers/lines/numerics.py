@@ -1,0 +1,59 @@
+"""Output of tests that run one prompt in several batches and compare the numbers bit by bit."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moexray.core.run import Reading
+    from moexray.readers.lines.line import Line
+
+__all__ = ["WORDS", "parse"]
+
+WORDS = ("bitwise", "batch invarian", "batch-invarian", "bs=1", "batch size 1")
+ABOUT = re.compile(r"bitwise|batch[- ]?invarian|\bBS ?= ?\w+ vs\.? |batch[ _]size \w+ vs", re.IGNORECASE)
+VERDICT = re.compile(r"\[?\b(FAIL(?:ED)?|PASS(?:ED)?|MISMATCH|MATCH|OK|DIFFERS?)\b\]?[: ]", re.IGNORECASE)
+DIFF = re.compile(r"(?:diff(?:erence)?|delta)\w*\D{0,5}?(\d[\d.]*(?:[eE][-+]?\d+)?)", re.IGNORECASE)
+MISMATCH = re.compile(r"bitwise (?:mismatch|differ)|(?:mismatch|differ).*bitwise|not bitwise", re.IGNORECASE)
+FAILED = ("FAIL", "MISM", "DIFF")
+PASSED = ("PASS", "MATCH", "OK")
+TOKENS = re.compile(r"\b(?:BS|batch(?:[ _]size)?) ?= ?(\w+) tokens?: ?(\S.*)$", re.IGNORECASE)
+TEMPERATURE = re.compile(r"\btemperature ?[=:] ?([\d.]+)", re.IGNORECASE)
+
+
+def parse(lines: Sequence[Line], out: Reading) -> None:
+    """Adds a row per prompt and step that the test judged."""
+    if not any(ABOUT.search(line.text) for line in lines):
+        return
+    temperature = next((float(m[1]) for line in lines if (m := TEMPERATURE.search(line.text))), None)
+    pending: Line | None = None
+    diff: float | None = None
+    tokens: list[str] = []
+
+    def close() -> None:
+        if pending is not None:
+            same = len(set(tokens)) == 1 if len(tokens) > 1 else None
+            out.add("mismatch", where=f"line {pending.number}", passed=False, diff=diff, same_tokens=same,
+                    temperature=temperature, text=pending.full or pending.text)
+
+    for line in lines:
+        text = line.text
+        if pending is not None and (m := TOKENS.search(text)):
+            tokens.append(m[2].strip())
+            continue
+        verdict = VERDICT.search(text)
+        mismatch = MISMATCH.search(text)
+        said = verdict[1].upper() if verdict else ""
+        if not verdict and not mismatch:
+            continue
+        close()
+        pending, diff, tokens = None, None, []
+        if mismatch or (said.startswith(FAILED) and DIFF.search(text)):
+            pending = line
+            diff = float(d[1]) if (d := DIFF.search(text)) else None
+        elif said.startswith(PASSED):
+            out.add("mismatch", where=f"line {line.number}", passed=True, temperature=temperature, text=text)
+    close()
