@@ -27,7 +27,15 @@ __all__ = ["Cover", "Profile", "Steps", "captures", "profiles"]
 KERNEL, MEMCPY, MEMSET, RUNTIME, DRIVER, OPERATOR, ANNOTATION, PYTHON, SYNC = (
     CATEGORIES.index(c)
     for c in (
-        "kernel", "memcpy", "memset", "runtime", "driver", "operator", "annotation", "python", "sync",
+        "kernel",
+        "memcpy",
+        "memset",
+        "runtime",
+        "driver",
+        "operator",
+        "annotation",
+        "python",
+        "sync",
     )
 )
 # Annotations that mark engine or training steps, best first; the first that occurs is taken.
@@ -97,15 +105,16 @@ class Cover:
         first = np.ones(len(start), bool)
         first[1:] = start[1:] > reach[:-1]
         self.start = start[first]
-        last = np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1) if len(start) else []
-        self.end = reach[last] if len(start) else end
+        self.end = reach[np.append(np.flatnonzero(first)[1:] - 1, len(start) - 1)] if len(start) else end
         self.total = np.concatenate([[0], np.cumsum(self.end - self.start)])
 
     def before(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Covered time before each time."""
+        if not len(self.start):
+            return np.zeros(len(times), np.int64)
         at = np.searchsorted(self.start, times, side="right")
-        inside = np.where(at > 0, np.maximum(0, self.end[np.maximum(at - 1, 0)] - times), 0) if len(self.start) else 0
-        return np.asarray(self.total[at] - inside, np.int64)
+        ahead = np.maximum(0, self.end[np.maximum(at - 1, 0)] - times)
+        return np.asarray(self.total[at] - np.where(at > 0, ahead, 0), np.int64)
 
     def within(self, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
         """Covered time inside each window, ns."""
@@ -119,8 +128,13 @@ class Cover:
 class Profile:
     """The trace of one rank, with what is computed from it on demand."""
 
-    def __init__(self, source: str, columns: Mapping[str, Any], attrs: Mapping[str, Any],
-                 comm: Mapping[str, Any] | None) -> None:
+    def __init__(
+        self,
+        source: str,
+        columns: Mapping[str, Any],
+        attrs: Mapping[str, Any],
+        comm: Mapping[str, Any] | None,
+    ) -> None:
         self.source, self.attrs, self.comm = source, attrs, comm
         self.start: NDArray[np.int64] = np.asarray(columns["ts_ns"])
         self.end: NDArray[np.int64] = self.start + columns["dur_ns"]
@@ -136,7 +150,7 @@ class Profile:
     @property
     def who(self) -> str:
         """How the rank is called in a claim."""
-        return f"rank {self.rank}" if self.rank is not None else self.source
+        return f"rank {self.rank}" if self.rank is not None else self.source.rpartition("/")[2]
 
     @property
     def window(self) -> tuple[int, int]:
@@ -151,11 +165,8 @@ class Profile:
     def of(self, *categories: int) -> NDArray[np.bool_]:
         """Mask of the rows of these categories; all rows for none."""
         if not categories:
-            return np.ones(len(self.category), bool)
-        mask = self.category == categories[0]
-        for category in categories[1:]:
-            mask |= self.category == category
-        return mask
+            return np.ones(len(self.category), np.bool_)
+        return np.isin(self.category, categories)
 
     @cached_property
     def comm_rows(self) -> NDArray[np.int64]:
@@ -188,7 +199,8 @@ class Profile:
         if len(rows) >= 8:
             start = self.start[rows]
             return Steps(start[:-1], start[1:], np.arange(len(start) - 1), "launch")
-        return Steps(*(np.empty(0, np.int64) for _ in range(3)), "annotation")
+        none = np.empty(0, np.int64)
+        return Steps(none, none, none, "annotation")
 
     def _annotated(self, rows: NDArray[np.int64], pattern: re.Pattern[str]) -> Steps:
         lanes, counts = np.unique(self.lane[rows], return_counts=True)

@@ -13,14 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moexray.analyse.timeline import DRIVER, RUNTIME
+from moexray.analyse.timeline import DRIVER, RUNTIME, captures, profiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moexray.analyse.timeline import Profile
+    from moexray.core.run import Run
 
-__all__ = ["Collectives", "Offset", "launch_times", "match", "op_name"]
+__all__ = ["Capture", "Collectives", "Offset", "launch_times", "match", "op_name", "survey"]
 
 MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
 MIN_TOLERANCE_NS = 50_000
@@ -48,8 +49,12 @@ class Offset:
 class Collectives:
     """Matched collectives: arrays of shape [ranks, columns]."""
 
-    def __init__(self, profiles: list[Profile], cells: dict[Any, dict[int, int]],
-                 facts: dict[Any, tuple[str, int, int]]) -> None:
+    def __init__(
+        self,
+        profiles: list[Profile],
+        cells: dict[Any, dict[int, int]],
+        facts: dict[Any, tuple[str, int, int]],
+    ) -> None:
         self.profiles = profiles
         keys = [k for k, ranks in cells.items() if len(ranks) >= 2]
         shape = (len(profiles), len(keys))
@@ -67,7 +72,8 @@ class Collectives:
         self.op = np.array([facts[k][0] for k in keys], dtype=object)
         self.size = np.array([facts[k][1] for k in keys], np.int64)
         self.group_size = np.array([facts[k][2] for k in keys], np.int64)
-        self.order = np.argsort(np.where(self.present, self.start, 2**62).min(axis=0)) if keys else np.empty(0, int)
+        first = np.where(self.present, self.start, 2**62).min(axis=0, initial=2**62)
+        self.order = np.argsort(first, kind="stable")
 
     def __len__(self) -> int:
         return self.row.shape[1]
@@ -80,24 +86,24 @@ class Collectives:
     @cached_property
     def transfer(self) -> NDArray[np.float64]:
         """Shortest duration of each column, ns."""
-        return np.nanmin(self.duration, axis=0)
+        return np.asarray(np.nanmin(self.duration, axis=0))
 
     @cached_property
     def lateness(self) -> NDArray[np.float64]:
         """Longest minus shortest duration of each column, ns."""
-        return np.nanmax(self.duration, axis=0) - self.transfer
+        return np.asarray(np.nanmax(self.duration, axis=0) - self.transfer)
 
     @cached_property
     def late(self) -> NDArray[np.int64]:
         """Position of the rank that arrived last in each column."""
-        return np.nanargmin(self.duration, axis=0)
+        return np.asarray(np.nanargmin(self.duration, axis=0))
 
     @cached_property
     def complete(self) -> NDArray[np.bool_]:
         """All members of the group are there, as far as is known."""
         worlds = [p.world_size for p in self.profiles if p.world_size]
         expected = np.where(self.group_size > 0, self.group_size, max(worlds, default=2))
-        return self.present.sum(axis=0) >= expected
+        return np.asarray(self.present.sum(axis=0) >= expected)
 
     @cached_property
     def step(self) -> NDArray[np.int64]:
@@ -117,7 +123,7 @@ class Collectives:
         if medians:
             return float(np.median(medians))
         gaps = []
-        first = self.start[np.argmax(self.present, axis=0), np.arange(len(self))] if len(self) else np.empty(0)
+        first = np.where(self.present, self.start, 2**62).min(axis=0, initial=2**62)
         for op in dict.fromkeys(self.op):
             times = np.sort(first[self.op == op])
             gaps += list(np.diff(times))
@@ -183,6 +189,31 @@ def launch_times(profile: Profile, rows: NDArray[np.int64]) -> NDArray[np.int64]
     return np.where(known, profile.start[call], profile.start[rows])
 
 
+@dataclass(frozen=True, slots=True)
+class Capture:
+    """Traces that were taken together.
+
+    Args:
+        profiles: All of them.
+        usable: Those whose rank occurs once; doubles are never merged.
+        collectives: Matched over the usable ones; without columns for a single one.
+    """
+
+    profiles: list[Profile]
+    usable: list[Profile]
+    collectives: Collectives
+
+
+def survey(run: Run) -> list[Capture]:
+    """All captures of a run, matched."""
+    found = []
+    for group in captures(profiles(run)):
+        ranks = [p.rank for p in group]
+        usable = [p for p in group if p.rank is None or ranks.count(p.rank) == 1]
+        found.append(Capture(group, usable, match(usable)))
+    return found
+
+
 def match(profiles: list[Profile]) -> Collectives:
     """Matches collectives by group and sequence number, else by order of the same operation.
 
@@ -214,7 +245,7 @@ def match(profiles: list[Profile]) -> Collectives:
 
 
 def _metadata(profile: Profile) -> dict[int, tuple[str, Any, int, int, int]]:
-    """row -> (operation, group, sequence number, elements, members)."""
+    """Row -> (operation, group, sequence number, elements, members)."""
     comm = profile.comm
     if comm is None:
         return {}

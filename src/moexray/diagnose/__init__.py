@@ -73,9 +73,15 @@ RULES: tuple[Rule, ...] = (
     Rule("moexray.diagnose.a2a:buffer_limit", ("a2a.buffer_limit",), ("a2a_event",)),
     Rule("moexray.diagnose.a2a:silent_source", ("a2a.silent_source",), ("a2a_event",)),
     Rule("moexray.diagnose.a2a:matrices", ("a2a.count_mismatch", "a2a.uneven_is_legal"), ("a2a_matrix",)),
+    Rule("moexray.diagnose.timeline:find", ("mem.alloc_stall", "mem.empty_cache_in_hot_path", "comm.straggler_wait",
+         "comm.slow_transfer", "comm.timeout_near", "host.gc_pause", "host.stall", "jit.compile_in_hot_path",
+         "trace.clock_skew", "input.rank_set"), ("trace",)),
 )
 
 EXHIBITS: tuple[Exhibit, ...] = (
+    Exhibit("waits", "moexray.diagnose.timeline_exhibits:waits", ("trace",)),
+    Exhibit("series", "moexray.diagnose.timeline_exhibits:series", ("trace",)),
+    Exhibit("spans", "moexray.diagnose.timeline_exhibits:spans", ("trace",)),
     Exhibit("ledger", "moexray.diagnose.oom_ledger:ledger", ("oom",)),
     Exhibit("balance", "moexray.diagnose.routing_skew:balance", ("counts", "routes")),
 )

@@ -10,3 +10,32 @@ __all__ = ["TimelineLimits"]
 @dataclass(frozen=True, slots=True)
 class TimelineLimits:
     """Each field: what it bounds, its unit, its source."""
+
+    alloc_ratio: float = 0.05
+    """Device allocator time / time of the steps that have it; catalogue of verdicts."""
+    empty_cache_ratio: float = 0.5
+    """Share of the steps with an empty_cache frame; catalogue of verdicts."""
+    lateness_ratio: float = 0.05
+    """Median lateness of a collective / step from which waiting is told; catalogue of verdicts."""
+    burst_steps: float = 5.0
+    """Lateness in one step / median step that makes a burst; silences of a host likewise. Catalogue."""
+    transfer_factor: float = 2.0
+    """Transfer of a collective / median of the same operation and size elsewhere; catalogue."""
+    transfer_lateness_ratio: float = 0.05
+    """Lateness / duration below which all ranks count as arrived; catalogue of verdicts."""
+    slow_matches: int = 3
+    """Slow collectives that must be seen, and as many normal ones; own choice against flukes."""
+    skew_factor: float = 10.0
+    """Clock offset / residual after alignment that counts as a skew; own choice ("much larger")."""
+    skew_least_ns: int = 100_000
+    """Offsets below are within what profilers resolve (old traces count whole microseconds); own choice."""
+    skew_material_ratio: float = 0.05
+    """Clock offset / median collective from which it would mislead; own choice, as lateness_ratio."""
+    exposed_ratio: float = 0.2
+    """Communication without compute / step on a single rank that is worth a question; own choice: real
+    healthy traces show 3-21 % of their span."""
+    silence_share: float = 0.5
+    """Share of a silence that a record must cover to explain it; own choice (the larger part)."""
+    gc_log_slack_s: float = 0.5
+    """Distance of a collector's log line from the end of the silence, seconds; own choice: a line is
+    written when the collection ends, stamps and clocks of one node differ by some milliseconds."""

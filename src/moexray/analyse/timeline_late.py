@@ -1,0 +1,241 @@
+"""Who is late, how much, in which steps, and what that rank did while the others waited.
+
+Glossary: a *place* is an operation and its position within a step; a *burst* is a step in which one
+rank's lateness passes several median steps; the *late window* is the time in which the others waited.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moexray.analyse.timeline import DRIVER, RUNTIME
+from moexray.analyse.timeline_host import COMPILE, DEVICE_MEMORY, MOSTLY, cover_of, silences
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from moexray.analyse.timeline_comm import Collectives
+
+__all__ = ["Late", "Place", "Slow", "late_ranks", "places", "slow_columns", "waited"]
+
+THIRD_LEAST = 9  # columns of a place from which its thirds are looked at, too
+BURST_SHARE = 0.05  # share of all step time that smaller bursts must cost in sum
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """An operation at one position of a step.
+
+    Args:
+        op: Operation.
+        place: Its position in the step.
+        columns: Columns, in order of time.
+        lateness_ns: Median lateness; of the worst third if `part` is set.
+        part: "" for all, else "first", "middle", "last third".
+        late: Rank position that is late most; -1 if it changes.
+    """
+
+    op: str
+    place: int
+    columns: NDArray[np.int64]
+    lateness_ns: float
+    part: str
+    late: int
+
+
+@dataclass(frozen=True, slots=True)
+class Late:
+    """One late rank.
+
+    Args:
+        rank: Position in Collectives.profiles; -1: no single rank.
+        places: Places at which it is late in the median.
+        bursts: Step positions (or columns without steps) of its bursts.
+        burst_ns: Lateness in each burst, summed over its collectives.
+        columns: All columns that this is about.
+        total_ns: Lateness over all of them.
+        did: What the rank did in the late windows -> share of the lateness.
+    """
+
+    rank: int
+    places: tuple[Place, ...]
+    bursts: NDArray[np.int64]
+    burst_ns: NDArray[np.float64]
+    columns: NDArray[np.int64]
+    total_ns: float
+    did: dict[str, float]
+
+
+def places(c: Collectives, ratio: float) -> list[Place]:
+    """Places with a median lateness of at least `ratio` of a step."""
+    found = []
+    for op, place, columns in _by_place(c):
+        lateness = c.lateness[columns]
+        parts = [("", columns, lateness)]
+        if len(columns) >= THIRD_LEAST:
+            thirds = zip(
+                ("first third", "middle third", "last third"), np.array_split(columns, 3), strict=True
+            )
+            parts += [(name, part, c.lateness[part]) for name, part in thirds]
+        for name, part, values in parts:
+            middle = float(np.median(values))
+            if middle >= ratio * c.step_ns:
+                found.append(Place(op, place, part, middle, name, _mostly_late(c, part)))
+                break
+    return found
+
+
+def _by_place(c: Collectives) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
+    groups: dict[tuple[str, int], list[int]] = {}
+    for column in c.order.tolist():
+        groups.setdefault((c.op[column], int(c.place[column])), []).append(column)
+    for (op, place), columns in groups.items():
+        yield op, place, np.array(columns)
+
+
+def _mostly_late(c: Collectives, columns: NDArray[np.int64]) -> int:
+    weight = np.bincount(c.late[columns], c.lateness[columns], minlength=len(c.profiles))
+    top = int(np.argmax(weight))
+    return top if weight[top] >= MOSTLY * weight.sum() else -1
+
+
+def late_ranks(c: Collectives, ratio: float, burst_steps: float) -> list[Late]:
+    """Every rank that the others wait for, the costliest first.
+
+    Args:
+        c: Matched collectives.
+        ratio: Median lateness / step from which a place counts.
+        burst_steps: Lateness in one step / median step from which a burst counts.
+    """
+    if not len(c) or not np.isfinite(c.step_ns):
+        return []
+    steady: dict[int, list[Place]] = {}
+    for place in places(c, ratio):
+        steady.setdefault(place.late, []).append(place)
+    bursts = _bursts(c, burst_steps)
+    found = []
+    for rank in sorted({*steady, *bursts}):
+        at, sums, columns = bursts.get(rank, (np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)))
+        for place in steady.get(rank, []):
+            own = place.columns if rank < 0 else place.columns[c.late[place.columns] == rank]
+            columns = np.union1d(columns, own)
+        total = float(c.lateness[columns].sum())
+        did = _did(c, rank, columns) if rank >= 0 else {}
+        found.append(Late(rank, tuple(steady.get(rank, ())), at, sums, columns, total, did))
+    return sorted(found, key=lambda x: -x.total_ns)
+
+
+def _bursts(
+    c: Collectives, burst_steps: float
+) -> dict[int, tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]]:
+    """Rank -> (steps, lateness in each, columns) of the bursts it causes."""
+    usual = np.zeros(len(c))
+    for _, _, columns in _by_place(c):
+        usual[columns] = np.median(c.lateness[columns]) if len(columns) > 1 else 0.0
+    excess = np.maximum(c.lateness - usual, 0)
+    bins = c.step if (c.step >= 0).any() else np.arange(len(c))
+    inside = bins >= 0
+    found = {}
+    for rank in range(len(c.profiles)):
+        mine = inside & (c.late == rank)
+        if not mine.any():
+            continue
+        sums = np.bincount(bins[mine], excess[mine])
+        long = np.flatnonzero(sums > c.step_ns)
+        strong = (sums > burst_steps * c.step_ns).any()
+        steps = len(np.unique(bins[inside]))
+        often = len(long) >= 3 and sums[long].sum() >= BURST_SHARE * steps * c.step_ns
+        if strong or often:
+            columns = np.flatnonzero(mine & np.isin(bins, long) & (excess > 0.01 * c.step_ns))
+            found[rank] = (long.astype(np.int64), sums[long].astype(np.float64), columns.astype(np.int64))
+    return found
+
+
+def _did(c: Collectives, rank: int, columns: NDArray[np.int64]) -> dict[str, float]:
+    """What the rank did in its late windows: alloc, compile, host, compute, unexplained -> share."""
+    profile = c.profiles[rank]
+    end = c.start[rank, columns]
+    lateness = c.lateness[columns]
+    start = end - lateness.astype(np.int64)
+    still = silences(profile, 0.5 * float(np.median(lateness)))
+    covers = {
+        "alloc": cover_of(profile, DEVICE_MEMORY, RUNTIME, DRIVER).within(start, end),
+        "compile": cover_of(profile, COMPILE).within(start, end),
+        "host": still.within(start, end),
+        "compute": profile.compute.within(start, end),
+    }
+    left = np.ones(len(columns), bool)
+    shares: dict[str, float] = {}
+    for name, covered in covers.items():
+        hit = left & (covered >= MOSTLY * lateness)
+        left &= ~hit
+        shares[name] = float(lateness[hit].sum())
+    shares["unexplained"] = float(lateness[left].sum())
+    total = max(1.0, float(lateness.sum()))
+    return {name: value / total for name, value in shares.items() if value > 0}
+
+
+def waited(c: Collectives) -> list[tuple[float, float, int]]:
+    """Per rank (seconds it made others wait, seconds it waited itself, collectives)."""
+    waits = np.nan_to_num(c.duration - c.transfer)
+    out = []
+    for rank in range(len(c.profiles)):
+        late = float(c.lateness[c.late == rank].sum()) if len(c) else 0.0
+        out.append((late / 1e9, float(waits[rank].sum()) / 1e9, int(c.present[rank].sum())))
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """Collectives whose transfer is slow although all ranks were there.
+
+    Args:
+        op: Operation.
+        size: Elements; -1 where the place in the step stands for the size.
+        columns: The slow ones.
+        usual_ns: Median transfer of the same operation and size elsewhere.
+        normal: How many these are.
+    """
+
+    op: str
+    size: int
+    columns: NDArray[np.int64]
+    usual_ns: float
+    normal: int
+
+
+def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: int) -> Slow | None:
+    """The costliest kind of collective with slow transfers; None if there is none.
+
+    A kind is an operation with one size (within 12 %), or with one place in the step where the
+    library records no sizes but they cannot change (NCCL without all-to-all).
+    """
+    kinds: dict[tuple[str, int], list[int]] = {}
+    for column in np.flatnonzero(c.complete).tolist():
+        op, size = str(c.op[column]), int(c.size[column])
+        if size > 0:
+            kinds.setdefault((op, round(np.log2(size) * 6)), []).append(column)
+        elif "nccl" in op.lower() and "sendrecv" not in op.lower():
+            kinds.setdefault((op, -1 - int(c.place[column])), []).append(column)
+    best: tuple[float, Slow] | None = None
+    for (op, kind), members in kinds.items():
+        columns = np.array(members)
+        transfer = c.transfer[columns]
+        low = float(np.percentile(transfer, 20))
+        high = transfer >= factor * max(low, 1.0)
+        usual = float(np.median(transfer[~high])) if (~high).any() else 0.0
+        high &= transfer >= factor * usual
+        late = c.lateness[columns] >= lateness_ratio * (transfer + c.lateness[columns])
+        slow = columns[high & ~late]
+        if len(slow) < least or np.count_nonzero(~high) < least:
+            continue
+        cost = float((c.transfer[slow] - usual).sum())
+        if best is None or cost > best[0]:
+            size = int(np.median(c.size[slow])) if kind >= 0 else -1
+            best = (cost, Slow(op, size, slow, usual, int(np.count_nonzero(~high))))
+    return best[1] if best else None

@@ -1,0 +1,258 @@
+"""comm.straggler_wait, comm.slow_transfer, comm.timeout_near from matched collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moexray.analyse.timeline import Cover
+from moexray.analyse.timeline_late import late_ranks, slow_columns, waited
+from moexray.core.finding import Evidence, Finding, Subject, pairs
+from moexray.core.remedies import remedy
+
+if TYPE_CHECKING:
+    from moexray.analyse.timeline import Profile
+    from moexray.analyse.timeline_comm import Capture, Collectives
+    from moexray.analyse.timeline_late import Late
+    from moexray.core.limits import Limits
+    from moexray.core.run import Run
+
+__all__ = ["late_table", "waits"]
+
+MS = 1e6
+SURE = 10  # collectives from which a pattern is called certain
+DID = {
+    "alloc": ("device allocator calls", ("mem.alloc_stall", "mem.empty_cache_in_hot_path")),
+    "compile": ("kernel compilation", ("jit.compile_in_hot_path", "jit.compile_skew")),
+    "host": ("no call of its host thread at all", ("host.gc_pause", "host.stall")),
+    "compute": ("computing longer than the others", ("ep.skew", "sched.dp_imbalance", "smi.throttled")),
+    "unexplained": ("nothing that the trace shows", ("jit.compile_skew",)),
+}
+
+
+def waits(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
+    """Waiting and slow transfer in one capture; a question where a single rank cannot tell."""
+    c = capture.collectives
+    if len(capture.usable) < 2:
+        return _one_rank(capture.usable[0], limits) if capture.usable else []
+    if not len(c):
+        return []
+    late = late_ranks(c, limits.timeline.lateness_ratio, limits.timeline.burst_steps)
+    found = [_straggler(c, x, limits) for x in late]
+    return [*found, *_slow(c, limits), *_timeout(run, c, limits)]
+
+
+def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
+    t = limits.timeline
+    who = c.profiles[late.rank].who if late.rank >= 0 else "no single rank"
+    worst = max((p.lateness_ns for p in late.places), default=0.0)
+    middle = float(np.median(c.lateness[late.columns]))
+    transfer = float(np.median(c.transfer[late.columns]))
+    parts = []
+    if late.places:
+        part = next((f", in the {p.part} of the capture" for p in late.places if p.part), "")
+        ops = sorted({p.op for p in late.places})
+        parts.append(
+            f"{who} arrives last at {', '.join(ops[:3])}: the others wait {worst / MS:.3g} ms in the median "
+            f"({worst / c.step_ns:.0%} of a step of {c.step_ns / MS:.3g} ms{part}), the transfer itself takes "
+            f"{transfer / MS:.3g} ms"
+        )
+    if len(late.bursts):
+        parts.append(
+            f"in {len(late.bursts)} single steps {who} is late by {late.burst_ns.max() / MS:.4g} ms at most and "
+            f"{late.burst_ns.sum() / MS:.4g} ms in sum (median step {c.step_ns / MS:.3g} ms)"
+        )
+    doing = [(share, DID[key]) for key, share in sorted(late.did.items(), key=lambda kv: -kv[1])]
+    spent = "; ".join(f"{share:.0%} of that time: {text}" for share, (text, _) in doing if share >= 0.1)
+    causes = tuple(cause for share, (_, ids) in doing if share >= 0.1 for cause in ids)
+    steps = c.step[late.columns]
+    burst = not late.places
+    return Finding(
+        id="comm.straggler_wait",
+        severity="warn",
+        confidence=0.9 if len(late.columns) >= SURE or (burst and len(late.bursts) >= 3) else 0.7,
+        claim=f"{'; '.join(parts)}. "
+        + (f"Meanwhile on {who}: {spent}. " if spent else "")
+        + ("The late rank is to blame, not the network." if late.rank >= 0 else "The late rank changes."),
+        subject=Subject(
+            rank=c.profiles[late.rank].rank if late.rank >= 0 else None,
+            step_from=int(steps.min()) if (steps >= 0).all() else None,
+            step_to=int(steps.max()) if (steps >= 0).all() else None,
+        ),
+        value=(late.burst_ns.max() if burst else worst) / 1e9,
+        limit=(t.burst_steps if burst else t.lateness_ratio) * c.step_ns / 1e9,
+        unit="s",
+        evidence=_late_evidence(c, late, middle, transfer),
+        implied_by=causes,
+        remedies=(remedy("comm.find_late_work", who=who, what=spent or "see the evidence"),),
+        settle_with=("stacks or operators of that rank in the late windows",)
+        if late.did.get("unexplained", 0) >= 0.5
+        else (),
+        cost=late.total_ns / 1e9,
+    )
+
+
+def _late_evidence(c: Collectives, late: Late, middle: float, transfer: float) -> tuple[Evidence, ...]:
+    rank = c.profiles[late.rank].rank if late.rank >= 0 else None
+    values = {
+        "late_rank": rank,
+        "lateness_ms": middle / MS,
+        "transfer_ms": transfer / MS,
+        "step_ms": c.step_ns / MS,
+        "collectives": len(late.columns),
+        "bursts": len(late.bursts) or None,
+        "burst_ms": float(np.median(late.burst_ns)) / MS if len(late.bursts) else None,
+        "burst_sum_ms": float(late.burst_ns.sum()) / MS if len(late.bursts) else None,
+        **{f"{key}_ratio": share for key, share in late.did.items()},
+    }
+    source = c.profiles[max(late.rank, 0)].source
+    rows = [Evidence(source, f"{len(late.columns)} collectives of {len(c.profiles)} ranks", pairs(values))]
+    for place in sorted(late.places, key=lambda p: -p.lateness_ns)[:4]:
+        numbers = {
+            "place": place.place,
+            "lateness_ms": place.lateness_ns / MS,
+            "collectives": len(place.columns),
+        }
+        rows.append(Evidence(source, f"{place.op}, number {place.place} of its step", pairs(numbers)))
+    for step, length in list(zip(late.bursts.tolist(), late.burst_ns.tolist(), strict=True))[:12]:
+        rows.append(Evidence(source, f"step {step}", pairs({"lateness_ms": length / MS})))
+    for position, profile in enumerate(c.profiles[:16]):
+        own = (
+            np.nanmedian(c.duration[position, late.columns])
+            if c.present[position, late.columns].any()
+            else None
+        )
+        if own is not None:
+            text = pairs({"rank": profile.rank, "in_collective_ms": float(own) / MS})
+            rows.append(Evidence(profile.source, "median of these collectives", text))
+    return tuple(rows)
+
+
+def _slow(c: Collectives, limits: Limits) -> list[Finding]:
+    t = limits.timeline
+    slow = slow_columns(c, t.transfer_lateness_ratio, t.transfer_factor, t.slow_matches)
+    if slow is None:
+        return []
+    columns, usual = slow.columns, slow.usual_ns
+    excess = float((c.transfer[columns] - usual).sum())
+    steps = c.step[columns]
+    touched = len(np.unique(steps)) if (steps >= 0).all() else len(columns)
+    if excess < t.lateness_ratio * touched * c.step_ns:
+        return []
+    middle = float(np.median(c.transfer[columns]))
+    lateness = float(np.median(c.lateness[columns]))
+    where = f" in steps {steps.min()}-{steps.max()}" if (steps >= 0).all() else ""
+    members = sorted({c.profiles[r].who for r in np.flatnonzero(c.present[:, columns].any(axis=1))})
+    values = {
+        "slow_ms": middle / MS, "normal_ms": usual / MS, "lateness_ms": lateness / MS,
+        "slow": len(columns), "normal": slow.normal, "elements": int(slow.size) if slow.size >= 0 else None,
+        "step_ms": c.step_ns / MS,
+    }  # fmt: skip
+    return [
+        Finding(
+            id="comm.slow_transfer",
+            severity="warn",
+            confidence=0.85,
+            claim=(
+                f"{slow.op} takes {middle / MS:.3g} ms instead of {usual / MS:.3g} ms for the same size in "
+                f"{len(columns)} of {len(columns) + slow.normal} cases{where}, although all ranks had arrived "
+                f"(lateness {lateness / MS:.2g} ms = {lateness / middle:.1%}): the transfer itself is slow."
+            ),
+            subject=Subject(
+                step_from=int(steps.min()) if (steps >= 0).all() else None,
+                step_to=int(steps.max()) if (steps >= 0).all() else None,
+            ),
+            value=middle / usual,
+            limit=t.transfer_factor,
+            unit="ratio",
+            evidence=tuple(
+                Evidence(p.source, f"{len(columns)} collectives {slow.op}{where}", pairs(values))
+                for p in c.profiles[:8]
+            ),
+            remedies=(remedy("comm.check_path", who=", ".join(members[:8])),),
+            settle_with=("NCCL_DEBUG=INFO transport lines", "NIC and link counters of that time"),
+            cost=excess / 1e9,
+        )
+    ]
+
+
+def _timeout(run: Run, c: Collectives, limits: Limits) -> list[Finding]:
+    """comm.timeout_near: the longest completed collective against the watchdog's limit."""
+    del run
+    column = int(np.nanargmax(np.nanmax(c.duration, axis=0)))
+    longest = float(np.nanmax(c.duration[:, column])) / 1e9
+    default = limits.comm.default_timeout_s
+    if longest < limits.comm.timeout_near_ratio * default or longest >= default:
+        return []
+    rank = int(np.nanargmax(c.duration[:, column]))
+    profile = c.profiles[rank]
+    return [
+        Finding(
+            id="comm.timeout_near",
+            severity="warn",
+            confidence=0.7,
+            claim=(
+                f"The longest collective ({c.op[column]}, {profile.who}) took {longest:.0f} s, "
+                f"{longest / default:.0%} of the watchdog's default of {default:.0f} s (no other setting was given)."
+            ),
+            subject=Subject(rank=profile.rank, t_from_ns=int(c.start[rank, column])),
+            value=longest,
+            limit=limits.comm.timeout_near_ratio * default,
+            unit="s",
+            evidence=(
+                Evidence(profile.source, f"{c.op[column]}", pairs({"wait_s": longest, "timeout_s": default})),
+            ),
+            remedies=(
+                remedy("comm.find_late_work", who=c.profiles[int(c.late[column])].who, what="before it"),
+            ),
+            cost=longest,
+        )
+    ]
+
+
+def _one_rank(profile: Profile, limits: Limits) -> list[Finding]:
+    """A question, not a verdict: one rank alone cannot separate waiting from transfer."""
+    if not len(profile.comm_rows) or (profile.world_size or 2) < 2:
+        return []
+    start, end = profile.start[profile.comm_rows], profile.end[profile.comm_rows]
+    own = Cover(start, end)
+    exposed = own.end - own.start - profile.compute.within(own.start, own.end)
+    begin, stop = profile.window
+    share = float(exposed.sum() / max(1, stop - begin))
+    step = profile.steps.median_ns
+    long = float((end - start).max())
+    burst = np.isfinite(step) and long > limits.timeline.burst_steps * step
+    if share < limits.timeline.exposed_ratio and not burst:
+        return []
+    values = {
+        "communication_ratio": share, "longest_ms": long / MS, "collectives": len(start),
+        "median_ms": float(np.median(end - start)) / MS, "step_ms": step / MS if np.isfinite(step) else None,
+    }  # fmt: skip
+    return [
+        Finding(
+            id="comm.straggler_wait",
+            severity="info",
+            confidence=0.4,
+            claim=(
+                f"{profile.who} spends {share:.0%} of its time in collectives without computing (longest "
+                f"{long / MS:.3g} ms). From this rank alone it cannot be told whether it waits for another rank "
+                "or the transfer takes that long."
+            ),
+            subject=Subject(rank=profile.rank),
+            value=share,
+            limit=limits.timeline.exposed_ratio,
+            unit="ratio",
+            evidence=(Evidence(profile.source, profile.who, pairs(values)),),
+            settle_with=("a trace of at least one other rank of the same steps",),
+            cost=float(exposed.sum()) / 1e9,
+        )
+    ]
+
+
+def late_table(c: Collectives) -> list[dict[str, object]]:
+    """Rows of the exhibit `waits`."""
+    return [
+        {"rank": p.rank, "late_s": late, "waited_s": own, "collectives": n, "source": p.source}
+        for p, (late, own, n) in zip(c.profiles, waited(c), strict=True)
+    ]
