@@ -8,6 +8,7 @@ from moexray.core.limits.comm import CommLimits
 from moexray.core.limits.engine import EngineLimits
 from moexray.core.limits.gpu import GpuLimits
 from moexray.core.limits.memory import MemoryLimits
+from moexray.core.limits.requests import RequestLimits
 from moexray.core.limits.routing import RoutingLimits
 from moexray.core.limits.snapshot import SnapshotLimits
 from moexray.core.limits.timeline import TimelineLimits
@@ -24,5 +25,6 @@ class Limits:
     gpu: GpuLimits = field(default_factory=GpuLimits)
     engine: EngineLimits = field(default_factory=EngineLimits)
     comm: CommLimits = field(default_factory=CommLimits)
+    requests: RequestLimits = field(default_factory=RequestLimits)
     routing: RoutingLimits = field(default_factory=RoutingLimits)
     timeline: TimelineLimits = field(default_factory=TimelineLimits)

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import SchemaError
-from moexray.core.remedies import comm, engine, gpu, memory, routing, snapshot, timeline
+from moexray.core.remedies import comm, engine, gpu, memory, requests, routing, snapshot, timeline
 
 if TYPE_CHECKING:
     from moexray.core.finding import Remedy
@@ -21,6 +21,7 @@ REMEDIES: tuple[Remedy, ...] = (
     *routing.REMEDIES,
     *comm.REMEDIES,
     *timeline.REMEDIES,
+    *requests.REMEDIES,
 )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from moexray.core.verdicts import comm, engine, gpu, inputs, memory, routing, snapshot, timeline
+from moexray.core.verdicts import comm, engine, gpu, inputs, memory, requests, routing, snapshot, timeline
 from moexray.core.verdicts.verdict import Verdict
 
 __all__ = ["VERDICTS", "Verdict"]
@@ -16,4 +16,5 @@ VERDICTS: tuple[Verdict, ...] = (
     *routing.VERDICTS,
     *comm.VERDICTS,
     *timeline.VERDICTS,
+    *requests.VERDICTS,
 )
