@@ -18,6 +18,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("diagnose", "moexray.faces.cli.diagnose", "Say what broke, from whatever artefacts there are."),
     ("explain", "moexray.faces.cli.explain", "What a verdict means and how it is decided."),
     ("inspect", "moexray.faces.cli.inspect", "What was read into which tables."),
+    ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
     ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
 )
 
@@ -53,7 +54,7 @@ def run() -> None:
     """The program: what is left over is told without a traceback and exits 2, never 1."""
     try:
         main(prog_name="moexray")
-    except Exception as why:  # noqa: BLE001  # the edge; MOEXRAY_TRACEBACK=1 shows where
+    except Exception as why:  # the edge; MOEXRAY_TRACEBACK=1 shows where
         if os.environ.get("MOEXRAY_TRACEBACK"):
             raise
         click.echo(f"error: moexray failed ({type(why).__name__}: {why})", err=True)
