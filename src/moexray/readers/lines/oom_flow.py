@@ -46,7 +46,7 @@ LONGEST = 20_000  # lines of one stretch
 _DROPPED = lazy(r"[\s\"'`|\\│┃║╭╮╰╯─━┆┊*\u00ad\u200b-\u200f\u2060\ufeff]+")
 _ESCAPE = lazy(r"\\(?:u00[0-9a-fA-F]{2}|[nrt])")
 _TAG = lazy(r"</?(?:br|p|pre|code|span|div|td|tr|li|b|i|font)\b[^<>]{0,80}>", re.IGNORECASE)
-_GUTTER = lazy(r"^\s*(?:[>|│┃║]\s*)+")
+_GUTTER = lazy(r"^\s*(?:[>|│┃║]\s*)+|^[\w.-]{1,60} +\| +")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +107,7 @@ def flows(lines: Sequence[Line]) -> Iterator[Flow]:
             text = line.text
             if shared and text.startswith(shared):
                 text = text[len(shared) :]
-            elif line.quoted or text[:1] in ">|│┃║ ":
+            elif line.quoted or text[:1] in ">|│┃║ " or " | " in text[:64]:
                 text = _GUTTER.sub("", text)
             piece = squeeze(text)
             if len(piece) > 70 and piece.endswith("="):
@@ -119,7 +119,7 @@ def flows(lines: Sequence[Line]) -> Iterator[Flow]:
         yield Flow("".join(pieces), tuple(starts), part, first)
 
 
-_SPEAKER = lazy(r"^(?:\[[^\]]{1,30}\] )?[\w.@ -]{1,30}: (?:> ?)*(?=\S)|^[^:]{0,60}\[\d+\]: ")
+_SPEAKER = lazy(r"^(?:\[[^\]]{1,30}\] )?[A-Za-z_][\w.@ -]{0,29}: (?:> ?)*(?=\S)|^[^:]{0,60}\[\d+\]: ")
 
 
 def _speaker(text: str) -> str:
