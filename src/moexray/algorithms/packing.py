@@ -12,7 +12,7 @@ __all__ = ["balancedness", "bound", "pack", "rank_loads", "replicate", "swap_dup
 
 
 def balancedness(loads: np.ndarray) -> float:
-    """mean / max of the loads of ranks; 1 is perfect; NaN where nothing was loaded."""
+    """Mean / max of the loads of ranks; 1 is perfect; NaN where nothing was loaded."""
     top = float(loads.max()) if loads.size else 0.0
     return float(loads.mean()) / top if top > 0 else float("nan")
 
@@ -77,7 +77,9 @@ def bound(load: np.ndarray, counts: np.ndarray, ranks: int) -> float:
     return mean / max(mean, hottest) if hottest > 0 else float("nan")
 
 
-def swap_duplicate(load: np.ndarray, slots: np.ndarray, ranks: int, rank: int, expert: int) -> tuple[int, int] | None:
+def swap_duplicate(
+    load: np.ndarray, slots: np.ndarray, ranks: int, rank: int, expert: int
+) -> tuple[int, int] | None:
     """The swap of two slots that takes one of two equal replicas off a rank and balances best.
 
     Args:

@@ -103,9 +103,8 @@ def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
         if kept:
             found.append(_tidy(_sum(kept)))
     counted = {s for load in found for s in load.sources}
-    for batch in run.batches("routes"):
-        if batch.source not in counted and (load := _from_routes(batch, dummy_run)):
-            found.append(load)
+    seen = [b for b in run.batches("routes") if b.source not in counted]
+    found.extend(load for b in seen if (load := _from_routes(b, dummy_run)))
     return found, mismatches
 
 
@@ -182,7 +181,7 @@ def _sum(batches: Sequence[Batch]) -> Load:
     if len(batches) > 1:
         attrs["files"] = len(batches)
     return Load(
-        first.source, tuple(b.source for b in batches), str(attrs.get("axis", "logical")), steps, layers, cube,
+        first.source, tuple(b.source for b in batches), str(attrs["axis"]), steps, layers, cube,
         what=str(attrs.get("what", "routed")), ordered=bool(attrs.get("ordered", True)), attrs=attrs,
         notes=(f"{len(batches)} files of ranks summed",) if len(batches) > 1 else (),
     )  # fmt: skip
@@ -214,7 +213,7 @@ def _tidy(load: Load) -> Load:
     repeated[:-1] |= same
     if not repeated.any() or repeated.all():
         return load
-    note = f"{int(repeated.sum())} of {len(cube)} steps are identical to their neighbour (warm-up): set aside"
+    note = f"{int(repeated.sum())} of {len(cube)} steps equal their neighbour (warm-up): set aside"
     return replace(load, steps=load.steps[~repeated], tokens=cube[~repeated], notes=(*load.notes, note),
                    set_aside=int(repeated.sum()))  # fmt: skip
 

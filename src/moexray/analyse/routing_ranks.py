@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from moexray.analyse.routing import Load
     from moexray.core.run import Batch, Run
 
-__all__ = ["LayerBalance", "Ranks", "ep_size", "layer_balance", "placements", "to_ranks", "whole_model"]
+__all__ = [
+    "LayerBalance", "Ranks", "ep_size", "layer_balance", "mean_and_time", "placements", "to_ranks",
+    "whole_model",
+]  # fmt: skip
 
 MAX_BLOCKS = 64
 _EP_OPTIONS = ("ep_size", "expert_parallel_size", "moe_ep_size", "ep", "moe_expert_parallel_size")
@@ -219,7 +222,6 @@ def _balance(layer: int | None, series: np.ndarray, chance: float) -> LayerBalan
 
 def _blocks(series: np.ndarray, chance: float) -> np.ndarray | None:
     """[blocks, ranks] of neighbouring steps, each with enough tokens; None if there are under 3."""
-    total = series.sum(axis=1)
     size = max(1, -(-len(series) // MAX_BLOCKS))
     while len(series) // size >= 3:
         edges = np.arange(0, len(series) - size + 1, size)
@@ -229,7 +231,7 @@ def _blocks(series: np.ndarray, chance: float) -> np.ndarray | None:
             if good.mean() > 0.5 and good.sum() >= 3:
                 return np.asarray(sums[good])
         size *= 2
-    return None if total.sum() <= 0 else None
+    return None
 
 
 def mean_and_time(found: list[LayerBalance]) -> dict[str, Any]:

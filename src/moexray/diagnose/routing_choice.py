@@ -55,14 +55,14 @@ def router_ties(run: Run, limits: Limits) -> list[Finding]:
             continue
         full = str(batch.attrs.get("precision")) in ("float32", "float64")
         claim = (
-            f"{r.changed} of {r.tokens} tokens change their top-{k} set of {experts} experts when the router's "
-            f"probabilities are rounded to BF16 before the choice (ties to the lowest index); all of them have "
-            f"margins below the rounding step."
+            f"{r.changed} of {r.tokens} tokens change their top-{k} set of {experts} experts when the "
+            f"router's probabilities are rounded to BF16 before the choice (ties to the lowest index); "
+            f"their margins are all below the rounding step."
         )
         if not given:
             claim += f" Top-{k} is assumed: the file does not give k."
         if not full:
-            claim += f" The scores are recorded as {batch.attrs.get('precision')}, so what the engine saw is open."
+            claim += f" The record is {batch.attrs.get('precision')}, so what the engine saw is open."
         numbers = {"tokens": r.tokens, "experts": experts, "topk": k, "tokens_changed_stable_ties": r.changed,
                    "ties_at_k": r.ties, "changed_ratio": r.changed / r.tokens,
                    "largest_margin_steps_ratio": r.margin, "first_changed_row": r.first}  # fmt: skip
@@ -86,7 +86,7 @@ def _chosen_k(run: Run, batch: Batch) -> int | None:
 def router_choices(run: Run, limits: Limits) -> list[Finding]:
     """Two records of the same tokens whose sets differ: divergence of engines, or noise."""
     for pair in _pairs(run):
-        if 0 < pair.found.changed and (said := _judge(run, pair, limits)):
+        if pair.found.changed > 0 and (said := _judge(run, pair, limits)):
             return [said]
     return []
 
@@ -141,7 +141,9 @@ def _scores(run: Run, pair: _Pair) -> tuple[float | None, float | None]:
     return _chosen_scores(pair, np.asarray(first), np.asarray(second))
 
 
-def _chosen_scores(pair: _Pair, first: np.ndarray, second: np.ndarray) -> tuple[float | None, float | None]:
+def _chosen_scores(
+    pair: _Pair, first: np.ndarray, second: np.ndarray
+) -> tuple[float | None, float | None]:
     """The same from the scores of the chosen experts only: a lost expert should be the weakest one."""
     ids = [np.asarray(x.columns["ids"]) for x in (pair.first, pair.second)]
     equal = ids[0][:, :, None] == ids[1][:, None, :]
@@ -166,7 +168,8 @@ def _logits_of(run: Run, batch: Batch) -> np.ndarray | None:
 def _numbers(pair: _Pair, difference: float | None, small: float | None) -> dict[str, object]:
     f = pair.found
     worst = max(f.per_layer, key=lambda y: f.per_layer[y])
-    return {"sets": f.rows, "sets_changed": f.changed, "changed_ratio": f.changed / f.rows, "tokens": f.tokens,
+    return {"sets": f.rows, "sets_changed": f.changed, "changed_ratio": f.changed / f.rows,
+            "tokens": f.tokens,
             "tokens_changed": f.touched, "tokens_changed_ratio": f.touched / max(f.tokens, 1),
             "layers": len(f.per_layer), "worst_layer": worst, "worst_layer_ratio": f.per_layer[worst],
             "moved_load_ratio": pair.moved, "score_difference": difference,
@@ -208,12 +211,12 @@ def _divergence(
         f"{'are nearly equal' if even else 'differ by'} ({pair.moved:.1%} of the choices moved)."
     )
     if scored:
-        claim += f" The scores differ by {difference:.2g}, and {small:.0%} of the flips sit at small margins."
+        claim += f" Scores differ by {difference:.2g}; {small:.0%} of the flips sit at small margins."
     elif not sure:
         claim += " Neither engine names nor scores are recorded, so the cause is open."
     return Finding(
-        "num.router_divergence", "warn" if sure else "info", (0.85 if scored else 0.7) if sure else 0.4, claim,
-        Subject(), f.changed / f.rows, 0.0, "ratio", _evidence(pair, _numbers(pair, difference, small)),
+        "num.router_divergence", "warn" if sure else "info",
+        (0.85 if scored else 0.7) if sure else 0.4, claim, Subject(), f.changed / f.rows, 0.0, "ratio", _evidence(pair, _numbers(pair, difference, small)),
         remedies=(remedy("replay-routing"),),
         settle_with=() if sure else ("router scores of both records", "engine and settings of both records"),
     )  # fmt: skip
@@ -232,7 +235,8 @@ def dropped_outputs(run: Run, limits: Limits) -> list[Finding]:
             routed, combined = routed.sum(axis=0, keepdims=True), combined.sum(axis=0, keepdims=True)
         lost = (routed > 0) & (combined < routed)
         gone = (routed > 0) & (combined == 0)
-        if not lost.any() or lost.sum() > 0.5 * (routed > 0).sum() and not gone.any():
+        most = lost.sum() > 0.5 * (routed > 0).sum()
+        if not lost.any() or (most and not gone.any()):
             continue
         return [_dropped(sent, back, gone if gone.any() else lost, routed, combined)]
     return []
@@ -255,8 +259,9 @@ def _dropped(
     where = f"layer {layer}, expert {expert}" if layer >= 0 else f"expert {expert}"
     missing = int(routed[row, expert] - combined[row, expert])
     claim = (
-        f"{where[0].upper()}{where[1:]} was sent {int(routed[row, expert])} tokens and {int(combined[row, expert])} "
-        f"results came back: {missing} are lost, answers are wrong. {len(places)} such expert"
+        f"{where[0].upper()}{where[1:]} was sent {int(routed[row, expert])} tokens and "
+        f"{int(combined[row, expert])} results came back: {missing} are lost, answers are wrong. "
+        f"{len(places)} such expert"
         f"{'s' if len(places) > 1 else ''} in all; every other expert is complete or was cold."
     )
     evidence = tuple(

@@ -113,20 +113,19 @@ def _by_version(run: Run, lines: list[Row]) -> list[Finding]:
     for row in (*run.rows("log"), *run.rows("launch")):
         text = str(row.get("text") or "")
         m = _VLLM.search(text)
-        if m is None and row.get("kind") == "engine.version":
-            m = re.search(r"()?(\d+)\.(\d+)", str((row.get("fields") or {}).get("version", "")))
-        if m and (int(m[m.lastindex - 1]), int(m[m.lastindex])) < FIXED if m and m.lastindex else False:
-            claim = (
-                f"Do not trust the logged balancedness: builds of vLLM before the fix of August 2026 (here "
-                f"{m[0].strip()}) take it over layers instead of ranks, and there are no counts to check it."
-            )
-            return [Finding(
-                "ep.metric_wrong_axis", "info", 0.45, claim, Subject(), _value(lines[0], "balancedness"), None,
-                "ratio", (Evidence(lines[0]["source"], lines[0]["where"], lines[0]["text"]),
-                          Evidence(row["source"], row["where"], text)),
-                remedies=(remedy("recompute-balance"),),
-                settle_with=("tokens per EP rank and layer (expert load dump)",),
-            )]  # fmt: skip
+        if m is None or (int(m[1]), int(m[2])) >= FIXED:
+            continue
+        claim = (
+            f"Do not trust the logged balancedness: builds of vLLM before the fix of August 2026 (here "
+            f"{m[0].strip()}) take it over layers instead of ranks, and there are no counts to check it."
+        )
+        quoted = (Evidence(lines[0]["source"], lines[0]["where"], lines[0]["text"]),
+                  Evidence(row["source"], row["where"], text))  # fmt: skip
+        return [Finding(
+            "ep.metric_wrong_axis", "info", 0.45, claim, Subject(), _value(lines[0], "balancedness"), None,
+            "ratio", quoted, remedies=(remedy("recompute-balance"),),
+            settle_with=("tokens per EP rank and layer (expert load dump)",),
+        )]  # fmt: skip
     return []
 
 
@@ -169,7 +168,8 @@ def _integer(ratios: np.ndarray, steps: int) -> int | None:
 
 def _multiplied(run: Run, load: Load, m: int, expected: float, per_layer: np.ndarray) -> Finding:
     sizes: dict[str, Any] = {
-        key: load.attrs.get(f"{key}_size") or config(run, f"{key}_size") for key in ("dp", "tp", "ep")
+        key: load.attrs.get(f"{key}_size") or config(run, f"{key}_size")
+        for key in ("dp", "tp", "ep")
     }
     for row in run.rows("launch"):
         for key, names in (("dp", ("data_parallel_size", "dp_size", "dp")),
@@ -177,7 +177,7 @@ def _multiplied(run: Run, load: Load, m: int, expected: float, per_layer: np.nda
             if row["key"] in names and str(row["value"]).isdigit():
                 sizes[key] = sizes[key] or float(row["value"])
     suspects = [f"{key.upper()} size {int(n)}" for key, n in sizes.items() if n and int(n) == m]
-    why = f"that is the {' or the '.join(suspects)}" if suspects else "no parallel size of that value is known"
+    why = f"that is the {' or the '.join(suspects)}" if suspects else "no parallel size of it is known"
     claim = (
         f"Every layer's total is {m} times tokens x top-k ({per_layer[0]:.0f} against {expected:.0f}): the "
         f"counts are multiplied, {why}. Ratios between experts or ranks stay valid."
@@ -197,13 +197,14 @@ def files_of_ranks(run: Run, limits: Limits) -> list[Finding]:
     for mismatch in loads(run, limits.routing.dummy_run)[1]:
         shape = mismatch.id == "input.shape_mismatch"
         odd = ", ".join(mismatch.odd[:4])
+        shown = (mismatch.odd or mismatch.sources)[:SHOWN]
         what = f"do not fit together and were not merged; odd: {odd}" if shape else "are no complete set"
         said.append(
             Finding(
                 mismatch.id, "error" if shape else "warn", 0.95,
                 f"The counts of {len(mismatch.sources)} ranks {what}. {mismatch.text}.",
                 Subject(), float(len(mismatch.odd) or 1), None, "count",
-                tuple(Evidence(s, "all rows", mismatch.text) for s in (mismatch.odd or mismatch.sources)[:SHOWN]),
+                tuple(Evidence(s, "all rows", mismatch.text) for s in shown),
                 settle_with=() if shape else ("the files of the missing ranks",),
             )
         )  # fmt: skip

@@ -15,6 +15,7 @@ from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
     from moexray.analyse.routing_ranks import LayerBalance, Ranks
+    from moexray.core.finding import Remedy
     from moexray.core.limits import Limits
     from moexray.core.run import Batch, Row, Run
 
@@ -80,13 +81,14 @@ def _duplicate_finding(
     replicas = int((first.slots == first.expert).sum())
     place = f"layer {first.layer}" if first.layer >= 0 else "the placement"
     claim = (
-        f"In {place} EP rank {first.rank} holds expert {first.expert} twice: one of its {replicas} replicas is "
-        f"wasted. {len(found)} such pair{'s' if len(found) > 1 else ''} in {len(batch.columns['slots'])} layers."
+        f"In {place} EP rank {first.rank} holds expert {first.expert} twice: one of its {replicas} replicas "
+        f"is wasted. {len(found)} such pair{'s' if len(found) > 1 else ''} in "
+        f"{len(batch.columns['slots'])} layers."
     )
     before = balancedness(rank_loads(load, first.slots, ranks))
     values: dict[str, object] = {"rank": first.rank, "expert": first.expert, "replicas": replicas,
                                  "slots": len(first.slots), "ranks": ranks}  # fmt: skip
-    remedies = ()
+    remedies: tuple[Remedy, ...] = ()
     swap = swap_duplicate(load, first.slots, ranks, first.rank, first.expert)
     if swap:
         slot, other = swap
@@ -102,8 +104,8 @@ def _duplicate_finding(
         if known:
             values |= {"before_ratio": before, "after_ratio": after}
             claim += (
-                f" Swapping it with expert {int(first.slots[other])} on rank {other // room} takes balancedness "
-                f"from {before:.3f} to {after:.3f}."
+                f" Swapping it with expert {int(first.slots[other])} on rank {other // room} takes "
+                f"balancedness from {before:.3f} to {after:.3f}."
             )
     room = len(first.slots) // ranks
     mine = first.slots[first.rank * room : (first.rank + 1) * room].tolist()
@@ -179,8 +181,10 @@ def _hot_failure(run: Run, failed: list[Row], ranks: Ranks, b: LayerBalance) -> 
     if short <= 0 or (explained is not None and explained < short):
         return None
     numbers = {"rank": b.hot, "max_tokens": float(b.loads.max()), "mean_tokens": float(b.loads.mean()),
-               "balancedness_ratio": b.balancedness, "bytes_per_token": per_token, "excess_bytes": explained,
-               "request_bytes": row["request_bytes"], "free_bytes": row["free_bytes"], "short_bytes": short}  # fmt: skip
+               "balancedness_ratio": b.balancedness, "bytes_per_token": per_token,
+               "excess_bytes": None if explained is None else int(explained),
+               "request_bytes": row["request_bytes"], "free_bytes": row["free_bytes"],
+               "short_bytes": short}  # fmt: skip
     evidence = [Evidence(row["source"], row["where"], row["text"]),
                 Evidence(ranks.load.source, f"layer {b.layer}", pairs(numbers))]  # fmt: skip
     if source is not None:
@@ -191,13 +195,13 @@ def _hot_failure(run: Run, failed: list[Row], ranks: Ranks, b: LayerBalance) -> 
         claim += "without the bytes per token it cannot be said whether the excess explains the missing "
         claim += f"{short / 2**20:.0f} MiB."
     else:
-        claim += f"the excess of {excess:,.0f} tokens x {per_token:,.0f} bytes = {explained / 2**20:.0f} MiB covers "
-        claim += f"the missing {short / 2**20:.0f} MiB (balancedness {b.balancedness:.3f})."
+        claim += f"the excess of {excess:,.0f} tokens x {per_token:,.0f} bytes = {explained / 2**20:.0f} MiB "
+        claim += f"covers the missing {short / 2**20:.0f} MiB (balancedness {b.balancedness:.3f})."
     safe = int(row["free_bytes"] / per_token) if per_token else int(b.loads.mean() / steps)
     return Finding(
         "ep.skew_to_oom", "info" if explained is None else "error", 0.45 if explained is None else 0.9, claim,
-        Subject(rank=b.hot, device=row["device"], layer=b.layer if b.layer is not None and b.layer >= 0 else None),
-        explained if explained is not None else None, float(short), "bytes", tuple(evidence),
+        Subject(rank=b.hot, device=row["device"], layer=None if b.layer is None or b.layer < 0 else b.layer),
+        explained, float(short), "bytes", tuple(evidence),
         remedies=(remedy("cap-tokens-per-rank", tokens=safe), remedy("router-policy")),
         settle_with=("bytes of activation per token (log, model shape)",) if explained is None else (),
         cost=float(short),

@@ -46,7 +46,8 @@ def skew_and_drift(run: Run, limits: Limits) -> list[Finding]:
     mixed: list[tuple[Ranks, list[Change]]] = []
     guesses: list[_Skew] = []
     for load in found:
-        if load.what != "routed" or load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1:
+        shares = load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1
+        if load.what != "routed" or shares:
             continue  # results that came back; shares without a number of tokens
         count, _where = ep_size(run, load)
         ranks = to_ranks(run, load, count or _assumed(load))
@@ -110,8 +111,10 @@ def _skew(ranks: Ranks, limits: Limits) -> _Skew | None:
 
 
 def _bad(skew: _Skew, limit: float) -> list[LayerBalance]:
-    key = (lambda b: b.typical or 1.0) if skew.moving else (lambda b: b.balancedness)
-    return sorted((b for b in skew.layers if key(b) < limit), key=key)
+    def value(b: LayerBalance) -> float:
+        return (1.0 if b.typical is None else b.typical) if skew.moving else b.balancedness
+
+    return sorted((b for b in skew.layers if value(b) < limit), key=value)
 
 
 def _skew_finding(skew: _Skew, change: Change | None, limits: Limits) -> Finding:
@@ -152,7 +155,7 @@ def _skew_finding(skew: _Skew, change: Change | None, limits: Limits) -> Finding
 def _wasted(skew: _Skew) -> tuple[str, ...]:
     """The duplicate replica as a cause, if the busiest rank holds one."""
     slots, load = skew.ranks.slots, skew.ranks.load
-    at = np.flatnonzero(load.layers == skew.worst.layer) if skew.worst.layer is not None else []
+    at = np.flatnonzero(load.layers == (-2 if skew.worst.layer is None else skew.worst.layer))
     if slots is None or not len(at):
         return ()
     mine = slots[int(at[0])].reshape(len(skew.worst.loads), -1)[skew.worst.hot]
@@ -165,7 +168,7 @@ def _label(layer: int | None) -> int | None:
 
 
 def _step(ranks: Ranks, at: int) -> int | None:
-    """The first step of the row at the front, the last one of the row at the end; None where the file gives none."""
+    """First step of the row at the front, last one of the row at the end; None where none is given."""
     load = ranks.load
     if not (load.attrs.get("labelled") or load.from_routes) or not load.ordered:
         return None
@@ -204,7 +207,6 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
     step = _step(after, 0)
     unit = "token" if load.from_routes else "step"
     place = f"{unit} {step}" if step is not None else f"row {worst.at}"
-    layers = sorted(c.layer for c in moved)
     tokens = logical_tokens(after)
     index = [int(np.flatnonzero(load.layers == c.layer)[0]) for c in moved]
     count = ranks.tokens.shape[-1]
@@ -213,9 +215,9 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
     predicted = f"predicted balancedness {made.balancedness:.3f}" if made else "needs counts per expert"
     hot = int(after.tokens[:, index[0]].sum(axis=0).argmax())
     claim = (
-        f"The routing changed at {place}: in layer {worst.layer} balancedness fell from {worst.before:.3f} to "
-        f"{worst.after:.3f} and stayed there; rank {hot} is now the busiest. {len(moved)} of {len(load.layers)} "
-        f"layers are hit. The placement fitted the mix before, not the one after."
+        f"The routing changed at {place}: in layer {worst.layer} balancedness fell from {worst.before:.3f} "
+        f"to {worst.after:.3f} and stayed there; rank {hot} is now the busiest. {len(moved)} of "
+        f"{len(load.layers)} layers are hit. The placement fitted the mix before, not the one after."
     )
     evidence = tuple(
         Evidence(
@@ -232,7 +234,6 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
         worst.before - worst.after, limits.routing.drift_fall, "ratio", evidence,
         remedies=(remedy("rebalance-now", step=place, predicted=predicted), remedy("rebalance-oftener"),
                   remedy("split-over-replicas")),
-        settle_with=() if len(layers) > 0 else ("longer recording",),
     )  # fmt: skip
 
 
@@ -291,7 +292,7 @@ def balance(run: Run) -> list[dict[str, Any]]:
                 "columns": list(range(cells.shape[1])),
                 "layers": [int(y) for y in load.layers[: len(cells)]],
                 "values": [[float(v) for v in line] for line in cells],
-                "balancedness": [None if s != s else round(float(s), 4) for s in scores],
+                "balancedness": [None if np.isnan(s) else round(float(s), 4) for s in scores],
             }
         )
     return rows

@@ -73,7 +73,8 @@ def _members(data: bytes, source: Source, out: Reading) -> dict[str, Any]:
                     text = f"array {name} cannot be read ({why.what if isinstance(why, ReadError) else why})"
                     out.problem("input.truncated", text, where=name, lost=None)
     except zipfile.BadZipFile as why:
-        raise ReadError(f"the zip archive is damaged ({why})", where=source.path, hint="copy it again") from why
+        text = f"the zip archive is damaged ({why})"
+        raise ReadError(text, where=source.path, hint="copy it again") from why
     return arrays
 
 

@@ -71,7 +71,7 @@ class _Storage:
             bits = np.frombuffer(self.data, self.order + "u2").astype(np.uint32) << 16
             return bits.view(np.float32)
         whole = len(self.data) // SIZES[self.kind] * SIZES[self.kind]
-        return np.frombuffer(self.data[:whole], np.dtype(self.kind).newbyteorder(self.order))
+        return np.frombuffer(self.data[:whole], self.order + self.kind)
 
 
 class _Tensor:
@@ -201,7 +201,8 @@ def load(source: Source) -> Any:
         pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError,
         zipfile.BadZipFile, struct.error, OverflowError, MemoryError,
     ) as why:  # fmt: skip
-        raise ReadError(f"the torch file is damaged ({why})", where=source.path, hint="copy it again") from why
+        text = f"the torch file is damaged ({why})"
+        raise ReadError(text, where=source.path, hint="copy it again") from why
 
 
 def _from_zip(data: bytes, source: Source) -> Any:

@@ -7,9 +7,10 @@ what a number of the same file says, what an array of labels fits, then the usua
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from moexray.readers.shapes.routing_facts import Facts, batch_facts, labels, layer_ids
+from moexray.readers.shapes.routing_tokens import arm_of, put_logits, put_routes
 from moexray.readers.shapes.routing_words import axis_of, is_combined, role_of, words
 
 if TYPE_CHECKING:
@@ -18,39 +19,7 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
-__all__ = ["Facts", "put_counts", "take_arrays"]
-
-MAX_K = 32  # experts per token; today's models choose 1 to 22
-SENTINEL = 255  # what recorders of 8-bit ids leave in unused slots (sglang#9499)
-ARMS = frozenset(
-    "a b ref reference base baseline test fp32 f32 float32 bf16 bfloat16 fp16 float16 f16 fp8 vllm sglang hf "
-    "transformers trtllm tensorrt megatron deepspeed lmdeploy train rollout run1 run2 engine1 engine2 first "
-    "second 1 2 0 before after".split()
-)
-
-
-@dataclass(slots=True)
-class Facts:
-    """Numbers and labels that go with arrays.
-
-    Args:
-        numbers: Canonical configuration numbers (see routing_words.config_key).
-        steps: Labels of steps; None where there are none.
-        layers: Labels of layers; None where there are none.
-        layout: The layout as noted to the user.
-        extra: Further facts for the batch: arm, engine, seed, ordered, sum_over_ranks.
-    """
-
-    numbers: dict[str, float] = field(default_factory=dict)
-    steps: np.ndarray | None = None
-    layers: np.ndarray | None = None
-    layout: str = "arrays"
-    extra: dict[str, Any] = field(default_factory=dict)
-
-    def whole(self, key: str) -> int | None:
-        value = self.numbers.get(key)
-        return None if value is None or value != value or value != int(value) else int(value)
-
+__all__ = ["put_counts", "take_arrays"]
 
 def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Reading) -> bool:
     """Fills the tables from named arrays; returns whether any was about routing."""
@@ -69,7 +38,7 @@ def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Readi
         return True
     placed = [n for r in ("placement", "inverse") for n in roles.get(r, []) if arrays[n].ndim >= 1]
     for name in placed:
-        _placement(arrays[name], role_of(name) == "inverse", facts, source, out)
+        _placement(arrays[name], facts, source, out, inverse=role_of(name) == "inverse")
     counted = roles.get("counts", [])
     if not counted and "topk" not in roles:
         counted = [n for n in roles.get("scores", []) if arrays[n].ndim >= 2 and _integral(arrays[n])]
@@ -80,10 +49,11 @@ def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Readi
     ids = [n for n in roles.get("topk", []) if arrays[n].dtype.kind in "iu" and arrays[n].ndim >= 1]
     for name in ids:
         scores = next((s for s in roles.get("scores", []) if arrays[s].shape == arrays[name].shape), None)
-        _routes(arrays[name], arrays.get(scores or ""), scores or "", _arm(name, ids), facts, source, out)
+        arm = arm_of(name, ids)
+        put_routes(arrays[name], arrays.get(scores or ""), scores or "", arm, facts, source, out)
     logits = [n for n in roles.get("logits", []) if arrays[n].dtype.kind == "f" and arrays[n].ndim >= 2]
     for name in logits:
-        _logits(arrays[name], name, _arm(name, logits), facts, source, out)
+        put_logits(arrays[name], name, arm_of(name, logits), facts, source, out)
     return bool(placed or counted or ids or logits)
 
 
@@ -95,10 +65,10 @@ def put_counts(
 
     cube = _cube(array, facts)
     steps, layers, units = cube.shape
-    step_ids = _labels(facts.steps, steps)
-    layer_ids = _layer_ids(facts, layers)
+    step_ids = labels(facts.steps, steps)
+    layer_labels = layer_ids(facts, layers)
     flat = cube.reshape(steps * layers, units)
-    keep = _clean(flat, np.repeat(step_ids, layers), np.tile(layer_ids, steps), name, out)
+    keep = _clean(flat, np.repeat(step_ids, layers), np.tile(layer_labels, steps), name, out)
     if not keep.any():
         return
     filled = np.abs(flat).any(axis=1)
@@ -113,7 +83,7 @@ def put_counts(
         "counts",
         {
             "step": np.repeat(step_ids, layers)[keep],
-            "layer": np.tile(layer_ids, steps)[keep],
+            "layer": np.tile(layer_labels, steps)[keep],
             "tokens": values,
         },
         source=source.path,
@@ -123,33 +93,8 @@ def put_counts(
         name=name,
         layout=facts.layout,
         labelled=facts.steps is not None and len(facts.steps) == steps,
-        **_batch_facts(facts),
+        **batch_facts(facts),
     )
-
-
-def _batch_facts(facts: Facts) -> dict[str, Any]:
-    keys = ("ep_size", "top_k", "tokens", "tokens_per_step", "num_experts", "slots_per_rank", "rank",
-            "dp_size", "tp_size", "window_size", "expert_bytes")
-    known = {k: facts.numbers[k] for k in keys if k in facts.numbers}
-    return {k: int(v) if v == int(v) else v for k, v in known.items() if v == v} | facts.extra
-
-
-def _labels(labels: np.ndarray | None, size: int) -> np.ndarray:
-    import numpy as np
-
-    if labels is not None and len(labels) == size:
-        return np.asarray(labels).astype(np.int64)
-    return np.arange(size, dtype=np.int64)
-
-
-def _layer_ids(facts: Facts, size: int) -> np.ndarray:
-    import numpy as np
-
-    if facts.layers is not None and len(facts.layers) == size:
-        return np.asarray(facts.layers).astype(np.int64)
-    if size == 1:
-        return np.array([-1], np.int64)
-    return np.arange(size, dtype=np.int64) + (facts.whole("first_layer") or 0)
 
 
 def _cube(array: np.ndarray, facts: Facts) -> np.ndarray:
@@ -220,13 +165,13 @@ def _clean(flat: np.ndarray, steps: np.ndarray, layers: np.ndarray, name: str, o
     return keep
 
 
-def _placement(array: np.ndarray, inverse: bool, facts: Facts, source: Source, out: Reading) -> None:
+def _placement(array: np.ndarray, facts: Facts, source: Source, out: Reading, *, inverse: bool) -> None:
     """Adds a placement of (slots), (layers, slots) or (steps, layers, slots)."""
     import numpy as np
 
     array = np.asarray(array).astype(np.int64)
     if inverse:
-        array = _invert(array if array.ndim == 3 else array[None] if array.ndim == 2 else array[None, :, None])
+        array = _invert(array.reshape(1, -1, 1) if array.ndim == 1 else array.reshape(-1, *array.shape[-2:]))
     elif array.ndim == 1:
         array = array[None]
     elif array.ndim == 2 and array.shape[0] == facts.whole("ep_size") and _rank_rows(array):
@@ -235,9 +180,9 @@ def _placement(array: np.ndarray, inverse: bool, facts: Facts, source: Source, o
         array = array.reshape(len(array), -1)  # layers, ranks, slots of a rank
     steps = np.full(1, -1, np.int64)
     if array.ndim == 3:
-        steps = _labels(facts.steps, len(array))
+        steps = labels(facts.steps, len(array))
     cube = array if array.ndim == 3 else array[None]
-    layers = _layer_ids(facts, cube.shape[1])
+    layers = layer_ids(facts, cube.shape[1])
     out.add_columns(
         "placement",
         {
@@ -248,7 +193,7 @@ def _placement(array: np.ndarray, inverse: bool, facts: Facts, source: Source, o
         source=source.path,
         rows=cube.shape[0] * cube.shape[1],
         layout=facts.layout,
-        **_batch_facts(facts),
+        **batch_facts(facts),
     )
 
 
@@ -268,98 +213,6 @@ def _invert(l2p: np.ndarray) -> np.ndarray:
     return out
 
 
-def _arm(name: str, all_names: list[str]) -> str | None:
-    """What tells two arrays of the same role apart: "fp32" of logits_fp32."""
-    parts = words(name).split("_")
-    marks = [p for p in parts if p in ARMS]
-    if marks:
-        return "_".join(marks)
-    return words(name) if len(all_names) > 1 else None
-
-
-def _routes(
-    ids: np.ndarray, scores: np.ndarray | None, scores_name: str, arm: str | None,
-    facts: Facts, source: Source, out: Reading,
-) -> None:  # fmt: skip
-    import numpy as np
-
-    cube = _layers_tokens(ids if ids.ndim > 1 else ids[:, None], facts)
-    layers, tokens, k = cube.shape
-    experts = facts.whole("num_physical") or facts.whole("num_experts")
-    cube, dropped = _without_padding(cube, experts)
-    if dropped:
-        out.notes.append(f"{dropped} columns of ids hold padding or a sentinel and are left out")
-    if cube.shape[-1] == 0 or k > MAX_K:
-        return
-    columns = {
-        "layer": np.repeat(_layer_ids(facts, layers), tokens),
-        "token": np.tile(np.arange(tokens), layers),
-        "ids": cube.reshape(layers * tokens, -1),
-    }
-    if scores is not None and not dropped:
-        scale = 1e-4 if words(scores_name).endswith("_e4") else 1.0
-        weights = _layers_tokens(scores if scores.ndim > 1 else scores[:, None], facts)
-        columns["scores"] = weights.reshape(layers * tokens, -1).astype(np.float32) * np.float32(scale)
-    more = {"arm": arm} if arm else {}
-    out.add_columns("routes", columns, source=source.path, rows=layers * tokens,
-                    layout=facts.layout, **(_batch_facts(facts) | more))  # fmt: skip
-
-
-def _without_padding(cube: np.ndarray, experts: int | None) -> tuple[np.ndarray, int]:
-    """Drops columns that are padding (-1) or one sentinel throughout; marks single ones as -1."""
-    import numpy as np
-
-    flat = cube.reshape(-1, cube.shape[-1]).astype(np.int32)
-    flat[(flat < 0) | ((flat >= experts) if experts else False)] = -1
-    flat[:, (flat == SENTINEL).all(axis=0)] = -1
-    keep = ~(flat == -1).all(axis=0)
-    return flat[:, keep].reshape(*cube.shape[:2], int(keep.sum())), int((~keep).sum())
-
-
-def _layers_tokens(array: np.ndarray, facts: Facts) -> np.ndarray:
-    """Any array per token as (layers, tokens, last)."""
-    if array.ndim == 2:
-        return array[None]
-    if array.ndim > 3:  # batch and position, or step and token, in front
-        array = array.reshape(-1, *array.shape[-2:])
-    known = facts.whole("num_layers") or (len(facts.layers) if facts.layers is not None else None)
-    first, second = array.shape[:2]
-    tokens_first = second == known != first if known in (first, second) else second < first
-    return array.swapaxes(0, 1) if tokens_first else array
-
-
-def _logits(
-    array: np.ndarray, name: str, arm: str | None, facts: Facts, source: Source, out: Reading
-) -> None:
-    import numpy as np
-
-    cube = _layers_tokens(array, facts)
-    layers, tokens, experts = cube.shape
-    precision = str(facts.extra.get("precisions", {}).get(name, array.dtype))
-    values = np.ascontiguousarray(cube.reshape(layers * tokens, experts).astype(np.float32))
-    sound = np.isfinite(values).all(axis=1)
-    if not sound.all():
-        row, column = (int(x) for x in np.argwhere(~np.isfinite(values))[0])
-        bad = int((~sound).sum())
-        where = f"{name}: row {row}, column {column}"
-        out.problem("input.dirty_table", f"{values[row, column]} in {where}; {bad} rows are not used",
-                    where=where, lost=bad, values={"row": row, "column": column})  # fmt: skip
-    extra = {k: v for k, v in facts.extra.items() if k != "precisions"}
-    more = {"arm": arm} if arm else {}
-    near_one = bool(values[sound].size) and bool((values[sound] >= 0).all())
-    kind = "probs" if near_one and float(np.median(values[sound].sum(axis=1))) <= 1.01 else "logits"
-    out.add_columns(
-        "logits",
-        {
-            "layer": np.repeat(_layer_ids(facts, layers), tokens)[sound],
-            "token": np.tile(np.arange(tokens), layers)[sound],
-            "values": values[sound],
-        },
-        source=source.path, rows=int(sound.sum()), kind=kind, precision=precision, name=name,
-        **({k: v for k, v in _batch_facts(facts).items() if k != "precisions"} | extra | more),
-    )  # fmt: skip
-
-
 def _best_counts(names: list[str], arrays: dict[str, Any]) -> list[str]:
     """One array per meaning: a window's sums go before the last step's; combined stands beside."""
 
@@ -369,9 +222,10 @@ def _best_counts(names: list[str], arrays: dict[str, Any]) -> list[str]:
 
     groups: dict[tuple[bool, tuple[str, ...]], list[str]] = {}
     for name in names:
-        label = tuple(p for p in words(name).split("_") if p in ("layer", "run", "domain") or p.isdigit())
+        parts = words(name).split("_")
+        label = tuple(p for p in parts if p in ("layer", "run", "domain") or p.isdigit())
         groups.setdefault((is_combined(name), label), []).append(name)
-    return [sorted(group, key=rank)[0] for group in groups.values()]
+    return [min(group, key=rank) for group in groups.values()]
 
 
 def _long_table(
@@ -381,8 +235,9 @@ def _long_table(
     import numpy as np
 
     names = {words(n): n for n, a in arrays.items() if a.ndim == 1}
-    unit = next((names[w] for w in ("expert_id", "expert", "expert_ids", "experts", "rank", "rank_id",
-                                    "gpu", "slot", "physical_id", "logical_id") if w in names), None)  # fmt: skip
+    kinds = ("expert_id", "expert", "expert_ids", "experts", "rank", "rank_id", "gpu", "slot", "physical_id",
+             "logical_id")  # fmt: skip
+    unit = next((names[w] for w in kinds if w in names), None)
     count = next((n for n in roles.get("counts", []) if arrays[n].ndim == 1), None)
     if unit is None or count is None or len(arrays[unit]) != len(arrays[count]) or unit == count:
         return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -14,16 +15,19 @@ if TYPE_CHECKING:
 
 __all__ = ["read_csv"]
 
-_RANK = re.compile(r"^(?:tokens?_)?(?:(?:moe_)?ep_?rank|rank|ep|gpu|device|dev|card|npu|worker)_?(\d+)(?:_(?:tokens?|load|"
-                   r"counts?))?$")  # fmt: skip
-_EXPERT = re.compile(r"^(?:tokens?_)?(?:e|exp|experts?|logical(?:_expert)?|expert_id|physical(?:_expert)?|slot|phy|p)_?"
-                     r"(\d+)(?:_(?:tokens?|load|counts?))?$")  # fmt: skip
+_SUFFIX = r"_?(\d+)(?:_(?:tokens?|load|counts?))?$"
+_RANK = re.compile(r"^(?:tokens?_)?(?:(?:moe_)?ep_?rank|rank|ep|gpu|device|dev|card|npu|worker)" + _SUFFIX)
+_EXPERT = re.compile(
+    r"^(?:tokens?_)?(?:e|exp|experts?|logical(?:_expert)?|expert_id|physical(?:_expert)?|slot|phy|p)"
+    + _SUFFIX
+)
 _LAYER = re.compile(r"^(?:moe_)?(?:layer|l)_?(\d+)(?:_(?:tokens?|load|counts?))?$")
 _GROUPED = re.compile(r"^-?\d{1,3}(?:[,' _\u00a0\u202f.]\d{3})+$")
 _COMMA = re.compile(r"^-?\d+,\d+$")
 _MISSING = frozenset(("", "-", "na", "n/a", "null", "none", "[n/a]", "[not supported]"))
-_UNITS = {"rank": "rank", "rank_id": "rank", "ep_rank": "rank", "gpu": "rank", "gpu_id": "rank", "device": "rank",
-          "device_id": "rank", "ep": "rank", "npu": "rank", "expert": "logical", "expert_id": "logical",
+_UNITS = {"rank": "rank", "rank_id": "rank", "ep_rank": "rank", "gpu": "rank", "gpu_id": "rank",
+          "device": "rank", "device_id": "rank", "ep": "rank", "npu": "rank", "expert": "logical",
+          "expert_id": "logical",
           "expert_idx": "logical", "logical_expert": "logical", "logical_expert_id": "logical",
           "logical_id": "logical", "physical_expert": "physical", "physical_id": "physical",
           "physical_expert_id": "physical", "slot": "physical", "slot_id": "physical"}  # fmt: skip
@@ -43,9 +47,8 @@ def _wide_columns(names: list[str]) -> tuple[str, dict[int, int]] | None:
         found = {i: pattern.match(n) for i, n in enumerate(names)}
         units = {int(m[1]): i for i, m in found.items() if m}
         if len(units) >= 2 and len(units) >= len(names) - 4 and max(units) < 4 * len(units) + 4:
-            if axis == "logical" and any(n.startswith(("physical", "slot", "phy", "p_")) for n in names):
-                axis = "physical"
-            return axis, units
+            slots = axis == "logical" and any(n.startswith(("physical", "slot", "phy", "p_")) for n in names)
+            return ("physical" if slots else axis), units
     bare = {int(n): i for i, n in enumerate(names) if n.isdigit()}
     labelled = any(role_of(n) == "layer" for n in names)
     if labelled and len(bare) >= 2 and sorted(bare) == list(range(min(bare), min(bare) + len(bare))):
@@ -61,7 +64,7 @@ def _read_wide(
     labels = {names[i]: i for i in others}
     first = names[others[0]] if others else ""
     row_unit = next((_UNITS[n] for n in labels if n in _UNITS), None)
-    if row_unit == "rank" and axis == "rank" or first.startswith(("src", "dst", "from", "to")):
+    if (row_unit == "rank" and axis == "rank") or first.startswith(("src", "dst", "from", "to")):
         return False  # a matrix of sender and receiver
     if axis == "layer" and row_unit is None:
         return False
@@ -213,9 +216,9 @@ class _Cells:
             number = float(text)
         except ValueError:
             return None, "no number"
-        if number != number:
+        if math.isnan(number):
             return None, "NaN"
-        if number in (float("inf"), float("-inf")):
+        if math.isinf(number):
             return None, "infinite"
         return (None, "negative count") if number < 0 else (number, "")
 

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
-from moexray.readers.shapes.routing_arrays import Facts, take_arrays
+from moexray.readers.shapes.routing_arrays import take_arrays
+from moexray.readers.shapes.routing_facts import Facts
 from moexray.readers.shapes.routing_records import take_records
 from moexray.readers.shapes.routing_values import numbers_of, texts_of, to_array
 from moexray.readers.shapes.routing_words import config_key, role_of, words
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import numpy as np
 
     from moexray.core.run import Reading
@@ -22,8 +25,11 @@ if TYPE_CHECKING:
 
 __all__ = ["take_document"]
 
-_LAYER_NAME = re.compile(r"^(?:.*?(?:^|[^a-z0-9])(?:layers?|l|moe|block)[._ -]?)?(\d{1,4})(?:[._ -](?:mlp|moe|"
-                         r"experts?|router|gate|counts?|ffn).*)?$", re.IGNORECASE)  # fmt: skip
+_LAYER_NAME = re.compile(
+    r"^(?:.*?(?:^|[^a-z0-9])(?:layers?|l|moe|block)[._ -]?)?(\d{1,4})"
+    r"(?:[._ -](?:mlp|moe|experts?|router|gate|counts?|ffn).*)?$",
+    re.IGNORECASE,
+)
 _ITER_LAYER = re.compile(r"^(\d+)_(\d+)$")
 _NESTED = ("config", "meta", "metadata", "meta_info", "params", "args", "info", "model_config", "parallel")
 _CONFIG_PROOF = {"top_k", "num_experts", "ep_size", "num_redundant", "bytes_per_token", "expert_bytes"}
@@ -108,9 +114,8 @@ def _by_layer(
         one = _LAYER_NAME.match(str(key))
         if not both and not one:
             continue
-        if isinstance(value, dict):
-            value = _vector(value)
-        array = to_array(value, str(key), out) if isinstance(value, list | tuple | np.ndarray) else None
+        plain = _vector(value) if isinstance(value, dict) else value
+        array = to_array(plain, str(key), out) if isinstance(plain, list | tuple | np.ndarray) else None
         if array is None or array.ndim != 1 or array.size < 2 or array.dtype.kind not in "iuf":
             continue
         ranked += bool(both)
@@ -167,7 +172,7 @@ def _bare(array: np.ndarray, facts: Facts, source: Source, out: Reading) -> bool
     return take_arrays({name: array}, facts, source, out)
 
 
-def _meta_records(records: list[dict[Any, Any]]) -> tuple[dict[str, float], dict[str, Any]]:
+def _meta_records(records: Sequence[dict[Any, Any]]) -> tuple[dict[str, float], dict[str, Any]]:
     """Facts of the records that only describe the others ("type": "meta")."""
     numbers: dict[str, float] = {}
     texts: dict[str, Any] = {}

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import base64
 import binascii
+import math
 from typing import TYPE_CHECKING, Any
 
-from moexray.readers.shapes.routing_arrays import Facts, take_arrays
+from moexray.readers.shapes.routing_arrays import take_arrays
+from moexray.readers.shapes.routing_facts import Facts
 from moexray.readers.shapes.routing_values import numbers_of, texts_of, to_array
 from moexray.readers.shapes.routing_words import config_key, role_of, words
 
@@ -74,7 +76,7 @@ def _column(rows: list[dict[Any, Any]], role: str) -> list[int] | None:
 
 
 def _whole(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and value == value
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _stack(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
 
 __all__ = ["numbers_of", "texts_of", "to_array"]
 
-_ARM_KEYS = ("engine", "framework", "backend", "arm", "variant", "impl", "implementation", "dtype", "precision")
+_ARM_KEYS = ("engine", "framework", "backend", "arm", "variant", "impl", "implementation", "dtype",
+             "precision")  # fmt: skip
 _SEED_KEYS = ("seed", "batch_id", "run", "run_id")
 _GROUPED = re.compile(r"^-?\d{1,3}(?:[,' _.]\d{3})+$")
 
@@ -26,10 +28,9 @@ def numbers_of(document: dict[Any, Any]) -> dict[str, float]:
         name = config_key(str(key))
         if name is None:
             continue
-        if hasattr(value, "ndim") and value.ndim == 0:
-            value = value.item()
-        if isinstance(value, int | float) and not isinstance(value, bool) and value == value:
-            found.setdefault(name, float(value))
+        plain = value.item() if hasattr(value, "ndim") and value.ndim == 0 else value
+        if isinstance(plain, int | float) and not isinstance(plain, bool) and math.isfinite(plain):
+            found.setdefault(name, float(plain))
     return found
 
 
@@ -111,6 +112,8 @@ def _number(cell: Any) -> float | None:
 
 def _dirty(out: Reading, name: str, row: int, what: str, column: int | None = None) -> None:
     where = f"{name}: row {row}" + (f", column {column}" if column is not None else "")
-    values: dict[str, object] = {"row": row} | ({} if column is None else {"column": column})
+    values: dict[str, object] = {"row": row}
+    if column is not None:
+        values["column"] = column
     out.problem("input.dirty_table", f"{what} ({where}); the row is not used",
                 where=where, lost=1, values=values)  # fmt: skip

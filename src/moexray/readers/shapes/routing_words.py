@@ -10,27 +10,33 @@ __all__ = ["axis_of", "config_key", "is_combined", "role_of", "words"]
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _SPLIT = re.compile(r"[^a-z0-9]+")
 
-_FOREIGN = frozenset(
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_FOREIGN = _names(
     "ms us ns s sec seconds byte bytes mib gib gb mb time latency dur duration bandwidth gbps input position "
     "positions offsets offset lens len replica replicas logcnt prefill request requests running waiting loss "
-    "throughput wait watts".split()
+    "throughput wait watts"
 )
-_LOAD = frozenset(
+_LOAD = _names(
     "count counts load loads token tokens hist histogram usage routed dispatched hits freq frequency heat "
-    "hotness workload assignments combined returned cnt".split()
+    "hotness workload assignments combined returned cnt"
 )
-_UNIT = frozenset(
+_UNIT = _names(
     "expert experts exp logical physical rank ranks gpu gpus device ep slot slots layer layers moe router "
-    "routing routed combined".split()
+    "routing routed combined"
 )
-_LOGITS = frozenset("logits logit scores probs probabilities prob gating".split())
-_STEP = frozenset(
+_LOGITS = _names("logits logit scores probs probabilities prob gating")
+_STEP = _names(
     "step steps iter iters iteration iterations window windows forward_pass_id forward_pass_ids window_id "
-    "window_ids step_id step_ids pass_id forward_step step_idx batch_id snapshot engine_step".split()
+    "window_ids step_id step_ids pass_id forward_step step_idx batch_id snapshot engine_step"
 )
-_LAYER = frozenset(
+_LAYER = _names(
     "layer layers layer_id layer_ids layer_idx layer_index layer_number moe_layer moe_layers moe_layer_id "
-    "moe_layer_idx moe_layer_ids layers_logged".split()
+    "moe_layer_idx moe_layer_ids layers_logged"
 )
 _CONFIG = {
     "top_k": "top_k topk k num_experts_per_tok num_experts_per_token experts_per_token experts_per_tok "
@@ -45,8 +51,8 @@ _CONFIG = {
     "num_local_experts moe_num_experts experts num_logical num_total_experts global_num_experts",
     "num_physical": "num_physical_experts num_slots num_physical physical_experts num_replicas",
     "num_redundant": "num_redundant_experts ep_num_redundant_experts redundant_experts",
-    "slots_per_rank": "slots_per_gpu slots_per_rank experts_per_rank experts_per_gpu num_local_physical_experts "
-    "local_num_experts slots_per_device",
+    "slots_per_rank": "slots_per_gpu slots_per_rank experts_per_rank experts_per_gpu "
+    "num_local_physical_experts local_num_experts slots_per_device",
     "tokens": "tokens num_tokens n_tokens total_tokens tokens_total token_count tokens_in_window "
     "num_input_tokens tokens_processed tokens_routed scheduled_tokens num_scheduled_tokens",
     "tokens_per_step": "tokens_per_step tokens_per_pass tokens_per_iteration tokens_per_forward "
@@ -70,7 +76,10 @@ _TOPK = re.compile(
     r"(ids?|idx|idxs|index|indices|indexes|experts|choices|selection)(_|$)|^(topk|ids|choices|selection)(_|$)"
     r"|^(selected|routed|chosen)_experts(_|$)|(^|_)topk(_|$)"
 )
-_WEIGHT = re.compile(r"(^|_)(top_?k|router|routing|gate|gating|combine|expert)_?(weights?|scores?|probs?|vals?|values?)(_|$)|^weights?$")
+_WEIGHT = re.compile(
+    r"(^|_)(top_?k|router|routing|gate|gating|combine|expert)_?(weights?|scores?|probs?|vals?|values?)(_|$)"
+    r"|^weights?$"
+)
 
 
 @lru_cache(maxsize=4096)

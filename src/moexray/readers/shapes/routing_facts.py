@@ -1,0 +1,63 @@
+"""What goes with arrays: numbers and labels of the same file, as facts of a batch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = ["Facts", "batch_facts", "labels", "layer_ids"]
+
+
+@dataclass(slots=True)
+class Facts:
+    """Numbers and labels that go with arrays.
+
+    Args:
+        numbers: Canonical configuration numbers (see routing_words.config_key).
+        steps: Labels of steps; None where there are none.
+        layers: Labels of layers; None where there are none.
+        layout: The layout as noted to the user.
+        extra: Further facts for the batch: arm, engine, seed, ordered, sum_over_ranks.
+    """
+
+    numbers: dict[str, float] = field(default_factory=dict)
+    steps: np.ndarray | None = None
+    layers: np.ndarray | None = None
+    layout: str = "arrays"
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def whole(self, key: str) -> int | None:
+        """A number that is a whole one; None where it is unknown or broken."""
+        value = self.numbers.get(key)
+        return int(value) if value is not None and float(value).is_integer() else None
+
+
+def batch_facts(facts: Facts) -> dict[str, Any]:
+    """The facts that a batch carries as attributes."""
+    keys = ("ep_size", "top_k", "tokens", "tokens_per_step", "num_experts", "slots_per_rank", "rank",
+            "dp_size", "tp_size", "window_size", "expert_bytes")
+    known = {k: facts.numbers[k] for k in keys if k in facts.numbers}
+    return {k: int(v) if v.is_integer() else v for k, v in known.items()} | facts.extra
+
+
+def labels(given: np.ndarray | None, size: int) -> np.ndarray:
+    """The labels of the file if they fit, else 0, 1, ..."""
+    import numpy as np
+
+    if given is not None and len(given) == size:
+        return np.asarray(given).astype(np.int64)
+    return np.arange(size, dtype=np.int64)
+
+
+def layer_ids(facts: Facts, size: int) -> np.ndarray:
+    """Labels of layers; -1 for a single layer that the file does not name."""
+    import numpy as np
+
+    if facts.layers is not None and len(facts.layers) == size:
+        return np.asarray(facts.layers).astype(np.int64)
+    if size == 1:
+        return np.array([-1], np.int64)
+    return np.arange(size, dtype=np.int64) + (facts.whole("first_layer") or 0)
