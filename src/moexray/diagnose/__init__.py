@@ -76,6 +76,9 @@ RULES: tuple[Rule, ...] = (
     Rule("moexray.diagnose.timeline:find", ("mem.alloc_stall", "mem.empty_cache_in_hot_path", "comm.straggler_wait",
          "comm.slow_transfer", "comm.timeout_near", "host.gc_pause", "host.stall", "jit.compile_in_hot_path",
          "trace.clock_skew", "input.rank_set"), ("trace",)),
+    Rule("moexray.diagnose.engine_stalls:rearrange_stall", ("ep.rearrange_stall",), ("latency", "gaps")),
+    Rule("moexray.diagnose.engine_stalls:compile_in_hot_path", ("jit.compile_in_hot_path",), ("latency", "gaps")),
+    Rule("moexray.diagnose.engine_stalls:snapshot_overhead", ("mem.snapshot_overhead",), ("latency", "gaps")),
 )
 
 EXHIBITS: tuple[Exhibit, ...] = (
@@ -84,4 +87,5 @@ EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit("spans", "moexray.diagnose.timeline_exhibits:spans", ("trace",)),
     Exhibit("ledger", "moexray.diagnose.oom_ledger:ledger", ("oom",)),
     Exhibit("balance", "moexray.diagnose.routing_skew:balance", ("counts", "routes")),
+    Exhibit("series", "moexray.diagnose.engine_series:latency_series", ("latency", "gaps")),
 )
