@@ -231,9 +231,14 @@ def profiles(run: Run) -> list[Profile]:
 def captures(found: list[Profile]) -> list[list[Profile]]:
     """Groups profiles that belong together: one capture holds each rank once.
 
-    Two captures of one run lie in two folders, or do not overlap in time; what remains double
-    stays in one group (see doubles in diagnose/timeline.py).
+    A world of one is a capture of its own. Two captures of one run lie in two folders, or do not
+    overlap in time; what remains double stays in one group if the world size is known.
     """
+    alone = [[p] for p in found if p.world_size == 1]
+    return alone + _together([p for p in found if p.world_size != 1])
+
+
+def _together(found: list[Profile]) -> list[list[Profile]]:
     ranks = [p.rank for p in found if p.rank is not None]
     if len(ranks) == len(set(ranks)):
         return [found] if found else []
@@ -249,7 +254,9 @@ def captures(found: list[Profile]) -> list[list[Profile]]:
             groups.append([])
         groups[-1].append(profile)
         reach = max(reach, profile.window[1])
-    return groups if all(_unique(g) for g in groups) else [found]
+    if all(_unique(g) for g in groups):
+        return groups
+    return [found] if any(p.world_size for p in found) else [[p] for p in found]
 
 
 def _unique(group: list[Profile]) -> bool:

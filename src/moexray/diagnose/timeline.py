@@ -25,6 +25,7 @@ __all__ = ["find"]
 
 MS = 1e6
 SHOWN = 4
+MOST_RANKS = 1 << 16  # a world size above is taken for damage
 
 
 def find(run: Run, limits: Limits) -> list[Finding]:
@@ -240,9 +241,9 @@ def rank_set(captures: list[Capture]) -> list[Finding]:
         ranks = sorted(p.rank for p in group if p.rank is not None)
         double = sorted({r for r in ranks if ranks.count(r) > 1})
         world = max((p.world_size for p in group if p.world_size), default=None)
-        if len(set(ranks)) < 2 and not double:
+        if world is None or len(ranks) < 2:
             continue
-        missing = sorted(set(range(world)) - set(ranks)) if world and world <= 1 << 16 else []
+        missing = sorted(set(range(world)) - set(ranks)) if world <= MOST_RANKS else []
         if missing or double:
             found.append(_ranks_finding(group, ranks, double, missing, world))
     return found[:1]
