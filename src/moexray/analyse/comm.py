@@ -94,6 +94,7 @@ def synchronising(op: str | None) -> bool:
 
 
 def peer_to_peer(op: str | None) -> bool:
+    """A send or receive: its numbers are those of a pair."""
     return PEER_TO_PEER.match(plain_op(op)) is not None
 
 
@@ -149,13 +150,19 @@ def members_of(group: GroupState, run: Run) -> Members:
         if len(names) == 1 and not group.local and set(group.reports) <= set(lists[0]["members"]):
             listed = lists
     if listed:
-        return Members(frozenset(listed[0]["members"]), True, f"members listed in {listed[0]['source']}")
+        return Members(
+            frozenset(listed[0]["members"]), complete=True, how=f"members listed in {listed[0]['source']}"
+        )
     size = next((r["size"] for r in known if r["size"]), None) or _gathered(group)
     world = world_size(run)
     if size is None and (group.desc == "default_pg" or (group.key is None and group.local)):
         size = world
     if group.local:
-        return Members(frozenset(range(size)), True, f"the group has {size} ranks") if size else Members()
+        return (
+            Members(frozenset(range(size)), complete=True, how=f"the group has {size} ranks")
+            if size
+            else Members()
+        )
     places = [
         (row["rank"], row["group_rank"]) for row in group.reports.values() if row["group_rank"] is not None
     ]
@@ -169,7 +176,7 @@ def members_by_order(places: Iterable[tuple[int, int]], size: int | None, world:
     """
     points = sorted(set(places))
     if size is not None and size == world:
-        return Members(frozenset(range(size)), True, f"the group has all {size} ranks")
+        return Members(frozenset(range(size)), complete=True, how=f"the group has all {size} ranks")
     sure = {g for g, _ in points}
     last = (-1, -1)
     for point in points:
@@ -224,7 +231,7 @@ def _gathered(group: GroupState) -> int | None:
 
 
 def ranks_text(ranks: Iterable[int], word: str = "rank") -> str:
-    """ "rank 3", "ranks 0, 1 and 3", "ranks 0-29" (runs of three and more are joined)."""
+    """Names ranks: "rank 3", "ranks 0, 1 and 3", "ranks 0-29" (runs of three and more are joined)."""
     given = sorted(ranks)
     parts: list[str] = []
     i = 0

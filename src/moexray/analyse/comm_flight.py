@@ -73,6 +73,7 @@ class GroupView:
 
     @property
     def title(self) -> str:
+        """Name for claims: "group 4 (tp)"."""
         if not self.desc or self.desc == "undefined":
             return f"group {self.name}"
         return f"group {self.name} ({self.desc})" if self.desc != self.name else f"group {self.desc}"
@@ -115,7 +116,10 @@ class GroupView:
         return any(e.done and same_op(e.op, mine.op) for e in others)
 
     def _launched_only(self) -> dict[int, int]:
-        """Without completions: ranks beyond the slowest one wait in the next number, if any is behind its own launches."""
+        """Without completions: ranks beyond the slowest one wait in the number that follows its last.
+
+        Only if some rank is behind its own launches; else the dumps are of a live job.
+        """
         launched = {r: p.launched for r, p in self.positions.items() if p.launched is not None}
         lagging = [
             p
@@ -165,8 +169,7 @@ def recorders(run: Run) -> list[Recorders]:
 def _set(batches: list[Batch], run: Run) -> Recorders:
     out = Recorders()
     chosen: dict[int, tuple[str, Batch]] = {}
-    for batch in batches:
-        rank = batch.attrs["rank"]
+    for batch, rank in _ranked(batches, run):
         if rank is None:
             out.unknown.append(batch.source)
             continue
@@ -181,6 +184,18 @@ def _set(batches: list[Batch], run: Run) -> Recorders:
     sources = {b.source for b in batches}
     _facts(out, [r for r in run.rows("comm_group") if r["source"] in sources and r["origin"] == "dump"])
     return out
+
+
+def _ranked(batches: list[Batch], run: Run) -> list[tuple[Batch, int | None]]:
+    """Dumps with their ranks; one unnamed dump is the one rank that is left over."""
+    ranked = [(b, b.attrs["rank"]) for b in batches]
+    unnamed = [b for b, rank in ranked if rank is None]
+    sources = {b.source for b in batches}
+    members = {m for r in run.rows("comm_group") if r["source"] in sources for m in r["members"] or ()}
+    left = members - {rank for _, rank in ranked}
+    if len(unnamed) == 1 and len(left) == 1:
+        return [(b, left.copy().pop() if rank is None else rank) for b, rank in ranked]
+    return ranked
 
 
 def _digest(batch: Batch) -> str:

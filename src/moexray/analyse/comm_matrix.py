@@ -52,6 +52,7 @@ class Comparison:
 
     @property
     def certain(self) -> tuple[bool, int]:
+        """Order of trust: labelled first, then few differences."""
         return self.labelled, -len(self.differing)
 
 

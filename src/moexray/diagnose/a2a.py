@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moexray.analyse.comm_matrix import Comparison
+    from moexray.core.finding import Remedy
     from moexray.core.limits import Limits
     from moexray.core.run import Row, Run
 
@@ -45,11 +46,20 @@ def _too_large(asserted: Sequence[Row], given: Sequence[Row], run: Run, limits: 
         batch = None  # the batch that failed is another one
     of = " (the default)" if default else ""
     if batch is not None and limit is not None:
-        claim = f"A batch of {batch} tokens went into the low-latency all-to-all, whose buffer holds {limit} tokens per rank{of}"
+        claim = (
+            f"A batch of {batch} tokens went into the low-latency all-to-all, whose buffer holds {limit} "
+            f"tokens per rank{of}"
+        )
     else:
-        claim = "A batch larger than the limit went into the low-latency all-to-all (the library's assertion says so"
+        claim = (
+            "A batch larger than the limit went into the low-latency all-to-all (the library's assertion "
+            "says so"
+        )
         claim += f"; limit {limit} tokens per rank{of})" if limit is not None else ")"
-    claim += ": the wrong mode for prefill, or a limit that must be raised on ALL ranks; its memory grows linearly with it."
+    claim += (
+        ": the wrong mode for prefill, or a limit that must be raised on ALL ranks; its memory grows "
+        "linearly with it."
+    )
     values = {
         "batch_tokens": batch,
         "limit": limit,
@@ -78,7 +88,7 @@ def _too_large(asserted: Sequence[Row], given: Sequence[Row], run: Run, limits: 
     )
 
 
-def _remedies(batch: int | None, limit: int | None) -> tuple[object, ...]:
+def _remedies(batch: int | None, limit: int | None) -> tuple[Remedy, ...]:
     factor = (
         f"{batch / limit:.0f} times the memory for {batch} tokens"
         if batch and limit
@@ -112,7 +122,8 @@ def _differing(given: Sequence[Row], asserted: Sequence[Row], *, hung: bool) -> 
                 id="a2a.buffer_limit",
                 severity="error",
                 confidence=0.9 if len(places) >= 2 else 0.75,
-                claim=f"The ranks do not agree on the low-latency limit of tokens per rank: {said}. Buffers are laid out by it, "
+                claim=f"The ranks do not agree on the low-latency limit of tokens per rank: {said}. Buffers "
+                "are laid out by it, "
                 "so ranks with another value read and write at the wrong place or wait for ever.",
                 value=float(values[-1]),
                 limit=float(values[0]),
@@ -185,7 +196,8 @@ def _silent(waiting: Sequence[Row], source: str, hits: int, victims: set[str], l
         id="a2a.silent_source",
         severity="error",
         confidence=0.85,
-        claim=f"{hits} of {len(waiting)} receiver timeouts ({share:.0%}) wait for {source}, from {len(victims)} receivers: "
+        claim=f"{hits} of {len(waiting)} receiver timeouts ({share:.0%}) wait for {source}, from "
+        f"{len(victims)} receivers: "
         "look at that source first, the receivers are victims.",
         subject=Subject(rank=int(number) if kind == "rank" else None),
         value=share,
@@ -242,8 +254,8 @@ def matrices(run: Run, limits: Limits) -> list[Finding]:
     uneven = [c for c in results if c.uneven > 1]
     if not uneven:
         return []
-    only = all(b.table == "a2a_matrix" for batches in run.arrays.values() for b in batches) and not run.tables
-    return [_legal(max(uneven, key=lambda c: c.uneven), only=only)]
+    alone = run.present <= {"a2a_matrix", "comm_link"}
+    return [_legal(max(uneven, key=lambda c: c.uneven), only=alone)]
 
 
 def _mismatch(c: Comparison, number: int, of: int) -> Finding:
@@ -263,7 +275,8 @@ def _mismatch(c: Comparison, number: int, of: int) -> Finding:
         id="a2a.count_mismatch",
         severity="error",
         confidence=0.93 if c.labelled else 0.7,
-        claim=f"Rank {src} sent {_count(sent)} to rank {dst}, but rank {dst} received {_count(received)} from rank {src}{calls}{more} "
+        claim=f"Rank {src} sent {_count(sent)} to rank {dst}, but rank {dst} received {_count(received)} "
+        f"from rank {src}{calls}{more} "
         f"({c.pairs} pairs compared): results of this exchange may be wrong.{unsure}",
         subject=Subject(),
         value=float(received),
@@ -309,8 +322,10 @@ def _legal(c: Comparison, *, only: bool) -> Finding:
         id="a2a.uneven_is_legal" if only else "not:a2a.count_mismatch",
         severity="info",
         confidence=0.9,
-        claim=f"Ranks exchange different amounts, and every one of {c.pairs} pairs agrees (total {_count(c.total_sent)} = "
-        f"{_count(c.total_received)}): legal. Its cost follows the busiest, {ranks_text([c.busiest])} with {c.uneven:.2f} times the mean.",
+        claim=f"Ranks exchange different amounts, and every one of {c.pairs} pairs agrees (total "
+        f"{_count(c.total_sent)} = "
+        f"{_count(c.total_received)}): legal. Its cost follows the busiest, {ranks_text([c.busiest])} with "
+        f"{c.uneven:.2f} times the mean.",
         value=c.uneven,
         unit="ratio",
         evidence=(Evidence(c.sent, "all pairs", pairs(values)), Evidence(c.received, "all pairs", "")),

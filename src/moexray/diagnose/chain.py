@@ -25,6 +25,7 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
         "host.gc_pause",
         "host.stall",
     ),
+    "comm.missing_rank": ("jit.compile_skew",),
     "comm.no_progress": ("comm.missing_rank", "comm.desync"),
     "comm.timeout_near": ("comm.straggler_wait",),
     "mem.alloc_stall": ("mem.empty_cache_in_hot_path", "mem.fragmentation", "mem.churn"),

@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING
 from moexray.analyse.comm import log_groups, members_of, plain_op, ranks_text, symmetric, world_size
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
+from moexray.diagnose.comm_lost import earlier_process, lost_peers, oom_causes, quotes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from moexray.analyse.comm import GroupState, Members
     from moexray.core.limits import Limits
-    from moexray.core.run import Row, Run
+    from moexray.core.run import Run
 
 __all__ = ["watchdog"]
 
@@ -30,7 +29,7 @@ def watchdog(run: Run, limits: Limits) -> list[Finding]:
     del limits
     groups = log_groups(run)
     if not groups:
-        return [*_lost_peers(run), *_stale(run)]
+        return [*lost_peers(run), *earlier_process(run)]
     found: list[Finding] = []
     for group in groups:
         positions = {rank: row["seq"] for rank, row in group.reports.items()}
@@ -57,11 +56,6 @@ def _word(group: GroupState) -> str:
     return "group rank" if group.local else "rank"
 
 
-def _quotes(rows: Iterable[Row]) -> list[Evidence]:
-    chosen = list(rows)
-    return [Evidence(r["source"], r["where"], r["text"]) for r in chosen[:SHOWN]]
-
-
 def _desync(group: GroupState) -> Finding:
     """Ranks of one group stand at different numbers, or in different operations at one number."""
     rows = group.reports
@@ -83,7 +77,8 @@ def _desync(group: GroupState) -> Finding:
         )
         behind_or_odd = behind
     else:
-        behind_or_odd = sorted(min(by_place.values(), key=len))
+        smallest = min(by_place.values(), key=len)
+        behind_or_odd = sorted(smallest)
     claim += " The first rank to time out is no proof of guilt: the timeout is the consequence."
     first = rows[behind[0]]
     values = {
@@ -98,7 +93,7 @@ def _desync(group: GroupState) -> Finding:
     one = behind_or_odd[0] if len(behind_or_odd) == 1 and not group.local else None
     evidence = [
         Evidence(first["source"], first["where"], pairs(values)),
-        *_quotes(rows[r] for r in sorted(rows)),
+        *quotes(rows[r] for r in sorted(rows)),
     ]
     return Finding(
         id="comm.desync",
@@ -140,12 +135,13 @@ def _size_mismatch(group: GroupState, sizes: dict[tuple[int, int], list[int]]) -
         id="comm.size_mismatch",
         severity="error",
         confidence=0.9,
-        claim=f"{group.name}: number {first['seq']} ({first['op']}) needs one size on all ranks, but {said} ({who}).",
+        claim=f"{group.name}: number {first['seq']} ({first['op']}) needs one size on all ranks, but {said} "
+        f"({who}).",
         subject=Subject(rank=odd[0] if len(odd) == 1 and not group.local else None),
         value=float(order[0][0][0]),
         limit=float(order[-1][0][0]),
         unit="count",
-        evidence=tuple(_quotes(group.reports[r] for r in sorted(group.reports))),
+        evidence=tuple(quotes(group.reports[r] for r in sorted(group.reports))),
         remedies=(remedy("comm.compare_shapes", ranks=ranks_text(odd, _word(group))),),
     )
 
@@ -165,9 +161,10 @@ def _missing(groups: list[GroupState], run: Run, waiting: set[int]) -> list[Find
             found.append(_missing_rank(group, members, suspects - elsewhere, run))
         else:
             found.append(_cannot_tell(group, members, suspects, run))
-    if any(not f.cannot_tell for f in found):
-        found = [f for f in found if not f.cannot_tell]
-    return found
+    certain = [f for f in found if not f.cannot_tell]
+    if not certain and len(groups) > 1:
+        return [_several_groups(groups)]
+    return certain or found
 
 
 def _answered(group: GroupState, run: Run, seq: int) -> set[int]:
@@ -198,8 +195,10 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
     names = ranks_text(suspects, _word(group))
     only = " is the only member" if len(suspects) == 1 else " are the only members"
     claim = (
-        f"{group.name}: {ranks_text(rows, _word(group))} wait in the same number {first['seq']} ({first['op'] or 'unknown'}); "
-        f"{names}{only} without a timeout line ({members.how}): inspect {'it' if len(suspects) == 1 else 'them'} "
+        f"{group.name}: {ranks_text(rows, _word(group))} wait in the same number {first['seq']} "
+        f"({first['op'] or 'unknown'}); "
+        f"{names}{only} without a timeout line ({members.how}): inspect "
+        f"{'it' if len(suspects) == 1 else 'them'} "
         f"and the link. The ranks that report are victims."
     )
     trouble = [
@@ -226,9 +225,9 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
     }
     evidence = [
         Evidence(first["source"], first["where"], pairs(values)),
-        *_quotes(rows[r] for r in sorted(rows)),
+        *quotes(rows[r] for r in sorted(rows)),
     ]
-    evidence += _quotes([*failures, *(r for r in trouble if r["kind"] == "dump_signal")])[:3]
+    evidence += quotes([*failures, *(r for r in trouble if r["kind"] == "dump_signal")])[:3]
     base = 0.88 if members.complete else 0.8
     return Finding(
         id="comm.missing_rank",
@@ -240,7 +239,7 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
         limit=float(len(members.ranks)),
         unit="count",
         evidence=tuple(evidence),
-        implied_by=tuple(_oom_causes(run, suspects)),
+        implied_by=tuple(oom_causes(run, suspects)),
         remedies=(
             remedy("comm.inspect_rank", ranks=names),
             remedy("comm.token_liveness"),
@@ -249,23 +248,6 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
         settle_with=(f"log, stack and recorder dump of {names}",),
         cost=first["ran_s"] or 0.0,
     )
-
-
-def _oom_causes(run: Run, suspects: set[int]) -> Iterable[str]:
-    """A suspect that ran out of memory is why it is missing; whichever of these was found counts."""
-    if any(r["rank"] in suspects and r["kind"] != "warning" for r in run.rows("oom")):
-        yield from (
-            "mem.fragmentation",
-            "mem.fragmentation_contributes",
-            "mem.true_exhaustion",
-            "mem.other_process",
-            "mem.non_torch",
-            "mem.non_torch_buffers",
-            "mem.limit_below_free",
-            "mem.unbudgeted_activation",
-            "mem.oversubscription",
-            "mem.oom_unexplained",
-        )
 
 
 def _crossed(group: GroupState, groups: list[GroupState], elsewhere: set[int]) -> Finding:
@@ -279,13 +261,39 @@ def _crossed(group: GroupState, groups: list[GroupState], elsewhere: set[int]) -
         confidence=0.75,
         claim=(
             f"{ranks_text(group.reports)} wait in {group.name} number {mine['seq']} ({mine['op']}) for "
-            f"{ranks_text(elsewhere)}, which wait in {other.name} number {theirs['seq']} ({theirs['op']}): the ranks "
+            f"{ranks_text(elsewhere)}, which wait in {other.name} number {theirs['seq']} ({theirs['op']}): "
+            "the ranks "
             "took the collectives of two groups in different order."
         ),
         subject=Subject(rank=rank if len(elsewhere) == 1 else None),
-        evidence=tuple(_quotes([mine, theirs])),
+        evidence=tuple(quotes([mine, theirs])),
         remedies=(remedy("comm.find_branch"), remedy("comm.keep_recorder")),
         settle_with=(DUMPS,),
+    )
+
+
+def _several_groups(groups: list[GroupState]) -> Finding:
+    """Ranks wait in several groups at once, and who is in them is not known."""
+    said = []
+    rows = []
+    for g in groups:
+        first = next(iter(g.reports.values()))
+        rows += list(g.reports.values())
+        where = f"number {first['seq']} ({first['op'] or 'unknown'}) of {g.name}"
+        said.append(f"{ranks_text(g.reports, _word(g))} in {where}")
+    return Finding(
+        id="comm.desync",
+        severity="info",
+        confidence=0.45,
+        claim=(
+            f"Ranks wait in several groups at once: {'; '.join(said[:6])}. The culprit is a rank that a group "
+            "waits for while it waits in another one; who is in the groups is not known, so it cannot be told."
+        ),
+        value=float(len(groups)),
+        unit="count",
+        evidence=tuple(quotes(rows)),
+        remedies=(remedy("comm.keep_recorder"),),
+        settle_with=("the lists of ranks of the groups", "logs of all ranks", DUMPS),
     )
 
 
@@ -308,70 +316,13 @@ def _cannot_tell(group: GroupState, members: Members, suspects: set[int], run: R
         severity="info",
         confidence=0.4,
         claim=(
-            f"{group.name}: {ranks_text(rows, _word(group))} timed out in number {seq} ({op or 'unknown'}) after "
+            f"{group.name}: {ranks_text(rows, _word(group))} timed out in number {seq} ({op or 'unknown'}) "
+            "after "
             f"{first['ran_s'] or 0:.0f} s; which rank holds it up cannot be told: {why}."
         ),
         value=float(len(rows)),
         limit=float(world) if world else None,
         unit="count",
-        evidence=tuple(_quotes(rows[r] for r in sorted(rows))),
+        evidence=tuple(quotes(rows[r] for r in sorted(rows))),
         settle_with=("logs of all ranks of the group", "the list of ranks of the group", DUMPS),
     )
-
-
-def _lost_peers(run: Run) -> list[Finding]:
-    """Ranks that lost a peer, without any timeout: the peer that does not complain went first."""
-    rows = {
-        r["rank"]: r
-        for r in run.rows("comm_report")
-        if r["kind"] == "lost_peer" and not r["stale"] and r["rank"] is not None
-    }
-    world = world_size(run)
-    if len(rows) < 2 or world is None:
-        return []
-    suspects = set(range(world)) - set(rows)
-    if not suspects or len(suspects) > len(rows):
-        return []
-    names = ranks_text(suspects)
-    failed = [
-        r
-        for r in run.rows("comm_report")
-        if r["kind"] == "exception" and r["rank"] in suspects and not r["stale"]
-    ]
-    claim = f"{ranks_text(rows)} of {world} lost the connection to a peer; {names} did not complain: it went first."
-    if failed:
-        claim += f" Its own log has an exception: {failed[0]['text'][:120]!r}."
-    return [
-        Finding(
-            id="comm.missing_rank",
-            severity="error",
-            confidence=0.88 if failed else 0.7,
-            claim=claim,
-            subject=Subject(rank=min(suspects) if len(suspects) == 1 else None),
-            value=float(len(rows)),
-            limit=float(world),
-            unit="count",
-            evidence=tuple(_quotes([*(rows[r] for r in sorted(rows)), *failed])),
-            implied_by=tuple(_oom_causes(run, suspects)),
-            remedies=(remedy("comm.inspect_rank", ranks=names),),
-            settle_with=(f"log of {names}",),
-        )
-    ]
-
-
-def _stale(run: Run) -> list[Finding]:
-    """Timeouts of an earlier process: said as ruled out, so that nobody follows them."""
-    rows = [r for r in run.rows("comm_report") if r["kind"] == "timeout" and r["stale"]]
-    if not rows:
-        return []
-    return [
-        Finding(
-            id="not:comm.missing_rank",
-            severity="info",
-            confidence=0.85,
-            claim=f"{len(rows)} watchdog lines stand before the engine was started again: an earlier process, not this one.",
-            value=float(len(rows)),
-            unit="count",
-            evidence=tuple(_quotes(rows[:2])),
-        )
-    ]

@@ -6,6 +6,7 @@ evidence where its rank is also the one that the others wait for.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moexray.analyse.comm import ranks_text
@@ -32,9 +33,14 @@ def recorder(run: Run, limits: Limits) -> list[Finding]:
     """All verdicts of one set of dumps; the first set that shows a fault speaks for its ids."""
     found: list[Finding] = []
     for dumps in recorders(run):
-        mine = [*_positions(dumps, run), *sizes(dumps, run), *_near_timeout(dumps, limits)]
+        mine = [*_positions(dumps, run), *sizes(dumps), *_near_timeout(dumps, limits)]
         suspects = {r for f in mine if f.id == "comm.missing_rank" for r in dumps.absent}
         mine += _rank_set(dumps, suspects)
+        alone = run.present <= {"comm_flight", "comm_group"} and all(f.severity == "info" for f in mine)
+        mine = [
+            f if alone or f.id != "a2a.uneven_is_legal" else replace(f, id="not:a2a.count_mismatch")
+            for f in mine
+        ]
         found += [f for f in mine if f.id not in {g.id for g in found}]
     return found
 
@@ -72,10 +78,16 @@ def _missing(
     entry = group.positions[first].entries.get(seq)
     op, shape = (entry.op, entry.sizes_in) if entry else ("unknown", "")
     names = ranks_text(suspects)
-    claim = f"{group.title}: {ranks_text(front)} wait in number {seq} ({op}); {names} {_is(suspects)} missing there"
+    claim = (
+        f"{group.title}: {ranks_text(front)} wait in number {seq} ({op}); {names} {_is(suspects)} missing "
+        "there"
+    )
     if here := [r for r in suspects if r in late]:
         last = {group.positions[r].launched for r in here}
-        claim += f": {ranks_text(here)} launched nothing after number {', '.join(str(n) for n in sorted(filter(None, last)))}"
+        claim += (
+            f": {ranks_text(here)} launched nothing after number "
+            f"{', '.join(str(n) for n in sorted(filter(None, last)))}"
+        )
     if gone := [r for r in suspects if r not in late]:
         claim += f"; {ranks_text(gone)} left no dump, which is evidence, too"
     failed = [
@@ -148,7 +160,8 @@ def _cannot_tell(group: GroupView, front: dict[int, int], suspects: list[int]) -
             id="comm.missing_rank",
             severity="info",
             confidence=0.4,
-            claim=f"{group.title}: {ranks_text(front)} wait in number {seq} for {age:.1f} s or more; whom they wait for "
+            claim=f"{group.title}: {ranks_text(front)} wait in number {seq} for {age:.1f} s or more; whom "
+            "they wait for "
             f"cannot be told without the dumps of {ranks_text(suspects)}.",
             value=age,
             unit="s",
@@ -183,11 +196,15 @@ def _near_timeout(dumps: Recorders, limits: Limits) -> list[Finding]:
     behind = (entries[late].created_ns - min(e.created_ns for e in entries.values())) / 1e9
     blame = behind >= mine.wait_s / 2 and len(entries) > 1
     claim = (
-        f"{group.title}: number {seq} ({mine.op}) completed after {mine.wait_s:.1f} s on rank {rank}, {share:.0%} of its limit of "
+        f"{group.title}: number {seq} ({mine.op}) completed after {mine.wait_s:.1f} s on rank {rank}, "
+        f"{share:.0%} of its limit of "
         f"{mine.timeout_s:.0f} s (the entry's own timeout)."
     )
     if blame:
-        claim += f" Rank {late} launched it {behind:.1f} s after the first: the others waited for it. It arrived, so nothing hangs."
+        claim += (
+            f" Rank {late} launched it {behind:.1f} s after the first: the others waited for it. It arrived, "
+            "so nothing hangs."
+        )
     values = {
         "wait_s": mine.wait_s,
         "limit_s": mine.timeout_s,

@@ -12,21 +12,20 @@ from moexray.diagnose.comm_flight_skew import divergence
 
 if TYPE_CHECKING:
     from moexray.analyse.comm_flight import Entry, GroupView, Recorders
-    from moexray.core.run import Run
 
 __all__ = ["sizes"]
 
 SHOWN = 8
 
 
-def sizes(dumps: Recorders, run: Run) -> list[Finding]:
+def sizes(dumps: Recorders) -> list[Finding]:
     """comm.size_mismatch, a2a.count_mismatch, a2a.uneven_is_legal; nothing where the numbers do not match."""
     if divergence(dumps):
         return []
     found: list[Finding] = []
     for group in dumps.groups.values():
         found += _symmetric(group)
-        found += _alltoall(group, run)
+        found += _alltoall(group)
     worst = {"info": 1}
     best: dict[str, Finding] = {}
     for f in sorted(found, key=lambda f: worst.get(f.severity, 0)):
@@ -95,7 +94,8 @@ def _symmetric(group: GroupView) -> list[Finding]:
             id="comm.size_mismatch",
             severity="error",
             confidence=0.7 if tie else 0.92,
-            claim=f"{group.title}: number {seq} ({op}) needs one size on all ranks, but it is {said} ({who}).",
+            claim=f"{group.title}: number {seq} ({op}) needs one size on all ranks, but it is {said} "
+            f"({who}).",
             subject=Subject(rank=odd[0] if len(odd) == 1 else None),
             value=entries[odd[0]].numel_in,
             limit=entries[order[-1][0]].numel_in,
@@ -116,13 +116,12 @@ def _symmetric(group: GroupView) -> list[Finding]:
     ]
 
 
-def _alltoall(group: GroupView, run: Run) -> list[Finding]:
+def _alltoall(group: GroupView) -> list[Finding]:
     """Totals over the whole group, and pairs where the dumps have split sizes."""
     if group.absent or not group.members:
         return []
     wrong: list[tuple[int, dict[int, Entry]]] = []
     uneven: list[tuple[int, dict[int, Entry]]] = []
-    stuck = False
     for seq, entries in _shared(group).items():
         if len(entries) != len(group.members) or not all(
             plain_op(e.op).startswith("alltoall") for e in entries.values()
@@ -137,17 +136,11 @@ def _alltoall(group: GroupView, run: Run) -> list[Finding]:
             or len({e.numel_out for e in entries.values()}) > 1
         ):
             uneven.append((seq, entries))
-            stuck = stuck or any(e.done is False for e in entries.values())
     if wrong:
         return [_count_mismatch(group, wrong)]
     if not uneven:
         return []
-    only = (
-        stuck
-        and all(r["origin"] == "dump" for r in run.rows("comm_group"))
-        and set(run.present) <= {"comm_flight", "comm_group"}
-    )
-    return [_legal(group, uneven, only=only)]
+    return [_legal(group, uneven)]
 
 
 def _total(entries: dict[int, Entry], way: str) -> float:
@@ -188,7 +181,10 @@ def _count_mismatch(group: GroupView, wrong: list[tuple[int, dict[int, Entry]]])
     evidence = [Evidence(group.positions[first].source, f"{group.title} number {seq}", pairs(values))]
     if differing:
         a, b, x, y = differing[0]
-        claim = f"{group.title}: all-to-all number {seq}: rank {a} sends {x} rows to rank {b}, which expects {y} from it"
+        claim = (
+            f"{group.title}: all-to-all number {seq}: rank {a} sends {x} rows to rank {b}, which expects {y} "
+            "from it"
+        )
         claim += f" ({len(differing)} pairs differ)." if len(differing) > 1 else "; all other pairs agree."
         evidence += [
             Evidence(
@@ -200,7 +196,8 @@ def _count_mismatch(group: GroupView, wrong: list[tuple[int, dict[int, Entry]]])
         ]
     else:
         claim = (
-            f"{group.title}: all-to-all number {seq}: the ranks give {sent:.0f} elements and expect {expected:.0f}: they do not match. "
+            f"{group.title}: all-to-all number {seq}: the ranks give {sent:.0f} elements and expect "
+            f"{expected:.0f}: they do not match. "
             "The pair cannot be named: these dumps hold totals only (schema before 2.11)."
         )
     return Finding(
@@ -219,8 +216,8 @@ def _count_mismatch(group: GroupView, wrong: list[tuple[int, dict[int, Entry]]])
     )
 
 
-def _legal(group: GroupView, uneven: list[tuple[int, dict[int, Entry]]], *, only: bool) -> Finding:
-    """A finding while such a call is open and nothing else was given; else it only rules a mismatch out."""
+def _legal(group: GroupView, uneven: list[tuple[int, dict[int, Entry]]]) -> Finding:
+    """The call in which the busiest rank carries most; its totals agree."""
 
     def skew(item: tuple[int, dict[int, Entry]]) -> float:
         loads = [max(e.numel_in, e.numel_out) for e in item[1].values()]
@@ -237,10 +234,11 @@ def _legal(group: GroupView, uneven: list[tuple[int, dict[int, Entry]]], *, only
         **{f"out_rank{r}": e.numel_out for r, e in sorted(entries.items())[:SHOWN]},
     }
     return Finding(
-        id="a2a.uneven_is_legal" if only else "not:a2a.count_mismatch",
+        id="a2a.uneven_is_legal",
         severity="info",
         confidence=0.9,
-        claim=f"{group.title}: the ranks bring different amounts to the all-to-all (number {seq}), but what is sent is what is expected "
+        claim=f"{group.title}: the ranks bring different amounts to the all-to-all (number {seq}), but what "
+        "is sent is what is expected "
         f"({total:.0f} = {_total(entries, 'out'):.0f}): no mismatch. Its cost follows the busiest rank.",
         value=skew((seq, entries)),
         unit="ratio",

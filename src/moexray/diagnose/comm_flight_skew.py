@@ -40,7 +40,10 @@ def divergence(dumps: Recorders) -> list[Finding]:
         )
         claim = f"Rank {odd} issues other collectives than its peers{': ' + moves if moves else ''}. {claim}"
     if len(signs) == 2:
-        claim += " Ahead in one group and behind in another: it took a branch that its peers did not take, long before the hang."
+        claim += (
+            " Ahead in one group and behind in another: it took a branch that its peers did not take, long "
+            "before the hang."
+        )
     claim += " The rank may differ from run to run; the one that times out first is no proof of guilt."
     evidence = _evidence(dumps, apart, ops, deltas, odd)
     values = [p for p in apart.values() if p]
@@ -87,7 +90,10 @@ def _first_other_op(group: GroupView) -> int | None:
 
 
 def _deltas(groups: dict[str, GroupView], apart: dict[str, dict[int, int]]) -> dict[str, dict[int, int]]:
-    """Per group: how many numbers each rank is ahead of the group's middle; pairs are settled by the odd rank."""
+    """Per group: how many numbers each rank is ahead of the group's middle.
+
+    In a pair, the rank that is odd in a larger group is the odd one here, too.
+    """
     out: dict[str, dict[int, int]] = {}
     for name in groups:
         place = apart.get(name)

@@ -59,7 +59,10 @@ def _slow(batch: Batch, out: Outlier, lines: Sequence[Row], limits: Limits, *, c
         "rank": f"{ranks_text(out.ranks)} in both directions",
     }[out.kind]
     unit = batch.attrs["unit"] or ""
-    claim = f"Waits per source: {who} {ratio:.1f} times the median of all pairs ({out.worst:.6g} against {out.median:.6g} {unit})."
+    claim = (
+        f"Waits per source: {who} {ratio:.1f} times the median of all pairs ({out.worst:.6g} against "
+        f"{out.median:.6g} {unit})."
+    )
     if lines:
         claim += " Its transport lines show the slower path."
     elif not certain:

@@ -65,8 +65,10 @@ def _lagging(by_poll: dict[int, list[Row]], polls: int) -> list[Finding]:
     claim = f"{names} {'has' if one else 'have'} launched up to {op} {low} only; {ahead} ranks are at {high}."
     if listed and not any(r["listed"] for r in behind):
         claim += (
-            f" The report lists {ranks_text(listed)}, which {'is' if len(listed) == 1 else 'are'} ahead; the {number} "
-            f"unlisted rank{'' if one else 's'} {'has' if one else 'have'} not launched {low + 1}: look at the unlisted."
+            f" The report lists {ranks_text(listed)}, which {'is' if len(listed) == 1 else 'are'} ahead; the "
+            f"{number} "
+            f"unlisted rank{'' if one else 's'} {'has' if one else 'have'} not launched {low + 1}: look at "
+            "the unlisted."
         )
     claim += (
         " Two reports show the same counts: nothing moves." if before else " One report is only an instant."
@@ -147,7 +149,8 @@ def _gone(run: Run) -> list[Finding]:
             id="comm.missing_rank",
             severity="error",
             confidence=0.88,
-            claim=f"The status report has no data of {names}: the process is dead or cannot be reached; inspect it and its link.",
+            claim=f"The status report has no data of {names}: the process is dead or cannot be reached; "
+            "inspect it and its link.",
             subject=Subject(rank=ranks[0] if len(ranks) == 1 else None),
             value=float(len(ranks)),
             limit=float(size) if size else None,

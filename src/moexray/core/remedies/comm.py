@@ -9,8 +9,10 @@ __all__ = ["REMEDIES"]
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "comm.find_branch",
-        "Look for the branch that only some ranks take before this collective: an early return, a step without "
-        "tokens, an exception that is caught, a condition on rank-local data. Every rank of the group must issue "
+        "Look for the branch that only some ranks take before this collective: an early return, a step "
+        "without "
+        "tokens, an exception that is caught, a condition on rank-local data. Every rank of the group must "
+        "issue "
         "the same collectives in the same order.",
         "Nothing was changed.",
         "The rank whose timeout is printed first is mostly a victim.",
@@ -24,21 +26,24 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "comm.inspect_rank",
-        "Inspect {ranks} first: its log, stack (py-spy dump --pid), process state, GPU errors (Xid in the kernel "
+        "Inspect {ranks} first: its log, stack (py-spy dump --pid), process state, GPU errors (Xid in the "
+        "kernel "
         "log) and link; collect its recorder dump.",
         "Nothing was changed.",
         "Restarting all ranks destroys this evidence.",
     ),
     Remedy(
         "comm.token_liveness",
-        "Let the liveness probe watch token progress (a generation token counter that must rise while requests "
+        "Let the liveness probe watch token progress (a generation token counter that must rise while "
+        "requests "
         "run), not /health.",
         "Put the old probe back.",
         "Use a window longer than the longest legal pause (model reload, expert rearrangement).",
     ),
     Remedy(
         "comm.stacks_of_laggards",
-        "Take the stacks of {ranks} (py-spy dump) and ask for the status again after 10 s: only counts that do "
+        "Take the stacks of {ranks} (py-spy dump) and ask for the status again after 10 s: only counts that "
+        "do "
         "not move prove a hang.",
         "Nothing was changed.",
         "A difference of one operation at a single instant is normal.",
@@ -50,14 +55,16 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "comm.mend_late_rank",
-        "Find out what {ranks} did before it joined (compute, allocation, compile, host pause) and mend that.",
+        "Find out what {ranks} did before it joined (compute, allocation, compile, host pause) and mend "
+        "that.",
         "Nothing was changed.",
         "The limit itself is no remedy: it only decides when the wait becomes a crash.",
     ),
     Remedy(
         "comm.check_link",
         "Check the link of {ranks}: NCCL_DEBUG=INFO transport lines, NIC state and counters (ibstat, "
-        "ethtool -S), NCCL_IB_HCA and NCCL_SOCKET_IFNAME, topology; run again with that pair or NIC excluded.",
+        "ethtool -S), NCCL_IB_HCA and NCCL_SOCKET_IFNAME, topology; run again with that pair or NIC "
+        "excluded.",
         "Put the old NCCL_* values back.",
         "Excluding a NIC lowers the bandwidth of its neighbours.",
     ),
@@ -74,7 +81,8 @@ REMEDIES: tuple[Remedy, ...] = (
         "Or raise the limit on ALL ranks to the same value >= {needed} "
         "(SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK).",
         "Put the old value back on all ranks.",
-        "The buffers grow linearly with it ({factor}): count them in the static memory share. Kernels bound the "
+        "The buffers grow linearly with it ({factor}): count them in the static memory share. Kernels bound "
+        "the "
         "value, too (often 1024).",
     ),
     Remedy(
@@ -85,7 +93,8 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "a2a.distrust_results",
-        "Do not use the results of these steps; pin the versions that last worked; record per-pair split sizes "
+        "Do not use the results of these steps; pin the versions that last worked; record per-pair split "
+        "sizes "
         "on all ranks (recorder schema 2.11 or newer, or log the split lists before the call).",
         "Nothing was changed.",
     ),
@@ -97,7 +106,8 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "a2a.collect_transport",
-        "Collect the transport log (NVSHMEM_DEBUG=INFO, NCCL_DEBUG=INFO), link counters of all nodes and the log "
+        "Collect the transport log (NVSHMEM_DEBUG=INFO, NCCL_DEBUG=INFO), link counters of all nodes and "
+        "the log "
         "of every rank.",
         "Unset the variables.",
         "Debug output is large.",

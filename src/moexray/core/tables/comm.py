@@ -59,7 +59,8 @@ COMM_GROUP = Table(
 COMM_FLIGHT = Table(
     "comm_flight",
     "Entries of flight-recorder dumps, in the order of the ring (arrays, one batch per dump). "
-    "Attributes: rank, rank_from (content, name, null), version, library, host, folder, timing (False for gloo).",
+    "Attributes: rank, rank_from (content, name, null), version, library, host, folder, timing (False for "
+    "gloo).",
     (
         Column("group", "str", "", "Name of the process group."),
         Column("seq", "int", "", "Number of the collective in its group."),
@@ -116,7 +117,8 @@ COMM_LINK = Table(
 
 A2A_MATRIX = Table(
     "a2a_matrix",
-    "Matrices over pairs of ranks (arrays, one batch per matrix). Attributes: name, rows_are (sender, receiver, "
+    "Matrices over pairs of ranks (arrays, one batch per matrix). Attributes: name, rows_are (sender, "
+    "receiver, "
     "null), quantity (sent, received, wait, null), quantity_from (content, name), unit, slice, size.",
     (
         Column("row", "int", "", "Rank that the row stands for."),

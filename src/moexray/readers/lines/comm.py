@@ -43,7 +43,8 @@ CAUGHT = re.compile(
 )
 FIELD = re.compile(r"(\w+)(?:\(ms\))?\s*=\s*(\[[\d, ]*\]|\w+)")
 GROUP = re.compile(
-    r"\[PG (?:ID )?(?P<id>[\w.:-]+)(?: PG GUID (?P<guid>[\w.:-]+))?\s*(?:\((?P<desc>[^)\]]*)\))? Rank (?P<rank>\d+)\]"
+    r"\[PG (?:ID )?(?P<id>[\w.:-]+)(?: PG GUID (?P<guid>[\w.:-]+))?\s*(?:\((?P<desc>[^)\]]*)\))?"
+    r" Rank (?P<rank>\d+)\]"
 )
 GLOBAL = re.compile(r"\[(?:rank|default)(\d{1,6})\]")
 WITHIN = re.compile(r"\[Rank (\d{1,6})\]")
@@ -68,7 +69,8 @@ NODES = re.compile(r"\b(\d{1,5}) nodes? [x×] (\d{1,3}) (?:gpus?|ranks|processes
 PROCESSES = re.compile(r"--nproc[-_]per[-_]node[= ](\d{1,3})\b")
 NNODES = re.compile(r"--nnodes[= ](\d{1,5})\b")
 LISTED = re.compile(
-    r"\b(?:PG|process group|group)\b(?P<name>[^\[\]{}]{0,80}?)(?:ranks|members)?\s*[=:]?\s*\[(?P<ranks>\d{1,6}(?:\s*,\s*\d{1,6})+)\]"
+    r"\b(?:PG|process group|group)\b(?P<name>[^\[\]{}]{0,80}?)(?:ranks|members)?\s*[=:]?\s*"
+    r"\[(?P<ranks>\d{1,6}(?:\s*,\s*\d{1,6})+)\]"
 )
 LONGEST_MESSAGE = 1000  # characters kept of a line
 EXCEPTIONS_KEPT = 2  # per rank: the first ones are nearest to the cause
@@ -140,16 +142,17 @@ def _timeouts(lines: Sequence[Line], at: int, reports: dict[tuple[Any, ...], dic
             whole, whole.rfind("[", 0, m.start()) if "[" in whole else m.start()
         ):
             _detected(lines, at, whole, m, reports)
-    if "dump signal" in own and (m := GROUP.search(own)) and (s := STATUS.search(whole, m.end())):
-        rank = _who(lines, at, own, m.start())
-        group = m["guid"] or m["id"]
+    g = GROUP.search(own) if "dump signal" in own else None
+    if g is not None and (s := STATUS.search(whole, g.end())):
+        rank = _who(lines, at, own, g.start())
+        group = g["guid"] or g["id"]
         _report(
             reports,
             line,
             ("dump", rank, group),
             kind="dump_signal",
             rank=rank,
-            **_group(m),
+            **_group(g),
             enqueued=_number(s[1]),
             completed=_number(s[2]),
             text=own[:LONGEST_MESSAGE],
@@ -203,7 +206,7 @@ def _detected(
     reports: dict[tuple[Any, ...], dict[str, Any]],
 ) -> None:
     """The second line of a report: its process group and how far the rank came."""
-    groups = [g for g in GROUP.finditer(whole, 0, m.start())]
+    groups = list(GROUP.finditer(whole, 0, m.start()))
     group = groups[-1] if groups else None
     within = WITHIN.findall(whole[: m.start()])
     start = group.start() if group else m.start()

@@ -1,4 +1,4 @@
-"""Lines of all-to-all libraries (DeepEP and its kin): receiver timeouts, the low-latency assertion, limits."""
+"""Lines of all-to-all libraries (DeepEP and its kin): timeouts, the low-latency assertion, limits."""
 
 from __future__ import annotations
 
@@ -45,7 +45,8 @@ LIMIT = re.compile(
     re.IGNORECASE,
 )
 BATCH = re.compile(
-    r"#new-tokens?: (\d+)|\bnum_(?:batched_|scheduled_|input_)?tokens['\"]?\s*[=:]\s*(\d+)|batch of (\d+) tokens"
+    r"#new-tokens?: (\d+)|\bnum_(?:batched_|scheduled_|input_)?tokens['\"]?\s*[=:]\s*(\d+)"
+    r"|batch of (\d+) tokens"
 )
 MODE = re.compile(r"--disaggregation[-_]mode[= ](\w+)")
 MODEL = re.compile(r"--model(?:[-_]path)?[= ](\S+)")

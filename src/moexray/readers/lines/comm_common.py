@@ -15,7 +15,8 @@ __all__ = ["is_example", "last_start", "raw", "window"]
 # An engine (or its worker) that starts: what stood before belongs to an earlier process.
 START = re.compile(
     r"in world size \d+ is assigned as|application startup complete|fired up and ready|server restarted"
-    r"|started server process|starting vllm api server|vllm api server version|initializing an? \S* ?llm engine"
+    r"|started server process|starting vllm api server|vllm api server version"
+    r"|initializing an? \S* ?llm engine"
     r"|server_args=|engine core restarted|restarting (?:the )?(?:engine|server|worker)",
     re.IGNORECASE,
 )

@@ -23,7 +23,8 @@ LINE = re.compile(
     r"(?P<process>[\w.-]+:\d+):\d+ \[(?P<device>\d+|-1)\] (?:[\d.]+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)"
 )
 INIT = re.compile(
-    r"comm (0x[0-9a-f]+) rank (\d+) nranks (\d+).*?(?:commId (0x[0-9a-f]+))?(?: - (?P<what>Init START|Init COMPLETE|Destroy|Abort).*)?$"
+    r"comm (0x[0-9a-f]+) rank (\d+) nranks (\d+).*?(?:commId (0x[0-9a-f]+))?"
+    r"(?: - (?P<what>Init START|Init COMPLETE|Destroy|Abort).*)?$"
 )
 CHANNEL = re.compile(
     r"Channel \d+(?:/\d+)? ?: (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via (\S+)", re.IGNORECASE
@@ -34,7 +35,8 @@ COUNT = re.compile(
     r".*?root (?P<peer>\d+) comm (?P<comm>0x[0-9a-f]+) \[nranks=(?P<ranks>\d+)\]"
 )
 FAULT = re.compile(
-    r"status=\d+|async event|failed|failure|mismatch|timed? ?out|error|closed by|retry|unreachable|fall(?:ing|s)? ?back",
+    r"status=\d+|async event|failed|failure|mismatch|timed? ?out|error|closed by|retry|unreachable"
+    r"|fall(?:ing|s)? ?back",
     re.IGNORECASE,
 )
 FALLBACK = re.compile(

@@ -34,11 +34,12 @@ def read(document: Any, source: Source, out: Reading) -> bool:
     if entries is None:
         return False
     top: dict[str, Any] = document if isinstance(document, dict) else {}
-    names = _names(top, entries)
+    names = _names(entries)
     rows = _columns(entries, names, out)
     groups = _groups(top, names, rows["group"])
-    rank, origin = _rank(top, entries, groups, source)
-    library = _library(top, entries)
+    used = set(rows["group"]) | {n for n, g in groups.items() if g["status"]["enqueued"]}
+    rank, origin = _rank(top, used, groups, source)
+    library = _library(entries)
     for group in groups.values():
         status = group.pop("status")
         out.add("comm_group", where=f"group {group['group']}", origin="dump", rank=rank, **group, **status)
@@ -77,7 +78,7 @@ def _entries(document: Any) -> list[dict[str, Any]] | None:
     return [] if recorder and not found else None
 
 
-def _names(top: dict[str, Any], entries: list[dict[str, Any]]) -> dict[str, tuple[str, str | None]]:
+def _names(entries: list[dict[str, Any]]) -> dict[str, tuple[str, str | None]]:
     """Id of a group on this rank -> (its global name, description).
 
     The name comes from the entries, for gloo's pg_config has "" where they say "0".
@@ -155,13 +156,13 @@ def _ranks(value: Any) -> list[int] | None:
 
 
 def _rank(
-    top: dict[str, Any], entries: list[dict[str, Any]], groups: dict[str, dict[str, Any]], source: Source
+    top: dict[str, Any], used: set[str], groups: dict[str, dict[str, Any]], source: Source
 ) -> tuple[int | None, str | None]:
     """The rank that wrote the dump: said in it, the only member of all its groups, else the name's."""
     for key in ("rank", "global_rank"):
         if str(top.get(key, "")).isdigit():
             return int(top[key]), "content"
-    members = [set(g["members"]) for g in groups.values() if g["members"]]
+    members = [set(g["members"]) for name, g in groups.items() if g["members"] and name in used]
     common = set.intersection(*members) if members else set()
     if len(common) == 1 and len(members) > 1:
         return common.pop(), "content"
@@ -185,7 +186,7 @@ def rank_in_name(path: str) -> int | None:
     return None
 
 
-def _library(top: dict[str, Any], entries: list[dict[str, Any]]) -> str | None:
+def _library(entries: list[dict[str, Any]]) -> str | None:
     """gloo, nccl, xccl, ...: the most frequent prefix of the operations."""
     names = [str(e.get("profiling_name", "")).partition(":") for e in entries[:64]]
     libraries = [library for library, colon, _ in names if colon]

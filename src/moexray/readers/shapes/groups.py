@@ -70,6 +70,6 @@ def _walk(value: Any, name: str, depth: int) -> Iterator[tuple[str, list[int] | 
 
 
 def _join(name: str, key: str) -> str:
-    """ "groups" > "ep" is called "group ep": the container's word says what its keys are."""
+    """Keys below a container named groups are groups: "ep" is called "group ep"."""
     container = re.fullmatch(r"(?:process_?)?groups?|pg_config|pgs?", name, re.IGNORECASE)
     return f"group {key}" if container else key
