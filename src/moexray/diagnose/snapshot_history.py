@@ -57,7 +57,8 @@ def _incomplete(found: list[tuple[Shot, History]], card: int) -> Finding:
     severity = max((g[0] for g in graded), key=SEVERITIES.index)
     shot, first = next(f for f, g in zip(found, graded, strict=True) if g[0] == severity)
     many = len(found) > 1
-    claim = _kinds(found) + ". Sums over it are no totals"
+    claim = _kinds(found)
+    claim += "" if first.kind in ("never", "state") else ". Sums over it are no totals"
     claim += "" if many or first.line is None else f"; {_gaps(first)}"
     if _too_high(first, card):
         claim += f". The rebuilt peak passes the card's {size(card)}, so it is wrong"

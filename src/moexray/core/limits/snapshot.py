@@ -25,3 +25,4 @@ class SnapshotLimits:
     small_alloc_free_ratio: float = 5.0  # alloc : free events of small blocks; VERDICTS mem.small_blocks
     small_stuck_ratio: float = 0.25  # share of the stuck bytes in their segments; VERDICTS mem.small_blocks
     small_stuck_bytes: int = 64 << 20  # below, it is a matter of the small pool only (ours)
+    small_allocs: int = 30  # fewer alloc events are not many tiny blocks (ours)
