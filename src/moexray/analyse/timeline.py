@@ -150,7 +150,9 @@ class Profile:
     @property
     def who(self) -> str:
         """How the rank is called in a claim."""
-        return f"rank {self.rank}" if self.rank is not None else self.source.rpartition("/")[2]
+        if self.rank is not None:
+            return f"rank {self.rank}"
+        return str(self.attrs.get("label") or self.source.rpartition("/")[2])
 
     @property
     def window(self) -> tuple[int, int]:
@@ -159,8 +161,10 @@ class Profile:
 
     def named(self, pattern: re.Pattern[str], *categories: int) -> NDArray[np.int64]:
         """Rows whose name fits the pattern, in time order."""
-        fits = np.array([bool(pattern.search(n)) for n in self.names], bool)
-        return np.flatnonzero(fits[self.name] & self.of(*categories)) if len(fits) else np.empty(0, np.int64)
+        rows = np.flatnonzero(self.of(*categories))
+        used = np.unique(self.name[rows])
+        fits = used[np.array([bool(pattern.search(self.names[i])) for i in used.tolist()], bool)]
+        return rows[np.isin(self.name[rows], fits)]
 
     def of(self, *categories: int) -> NDArray[np.bool_]:
         """Mask of the rows of these categories; all rows for none."""

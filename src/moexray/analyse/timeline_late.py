@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Late", "Place", "Slow", "late_ranks", "places", "slow_columns", "waited"]
 
+FEW = 3  # columns of a place from which their median is trusted
 THIRD_LEAST = 9  # columns of a place from which its thirds are looked at, too
 BURST_SHARE = 0.05  # share of all step time that smaller bursts must cost in sum
 
@@ -71,8 +72,8 @@ class Late:
     did: dict[str, float]
 
 
-def places(c: Collectives, ratio: float) -> list[Place]:
-    """Places with a median lateness of at least `ratio` of a step."""
+def places(c: Collectives, ratio: float, lone: float) -> list[Place]:
+    """Places with a median lateness of at least `ratio` of a step, `lone` times that if seen once or twice."""
     found = []
     for op, place, columns in _by_place(c):
         lateness = c.lateness[columns]
@@ -84,7 +85,7 @@ def places(c: Collectives, ratio: float) -> list[Place]:
             parts += [(name, part, c.lateness[part]) for name, part in thirds]
         for name, part, values in parts:
             middle = float(np.median(values))
-            if middle >= ratio * c.step_ns:
+            if middle >= ratio * c.step_ns * (lone if len(columns) < FEW else 1.0):
                 found.append(Place(op, place, part, middle, name, _mostly_late(c, part)))
                 break
     return found
@@ -104,18 +105,19 @@ def _mostly_late(c: Collectives, columns: NDArray[np.int64]) -> int:
     return top if weight[top] >= MOSTLY * weight.sum() else -1
 
 
-def late_ranks(c: Collectives, ratio: float, burst_steps: float) -> list[Late]:
+def late_ranks(c: Collectives, ratio: float, burst_steps: float, lone: float = 1.0) -> list[Late]:
     """Every rank that the others wait for, the costliest first.
 
     Args:
         c: Matched collectives.
         ratio: Median lateness / step from which a place counts.
         burst_steps: Lateness in one step / median step from which a burst counts.
+        lone: How much stricter `ratio` is for places seen once or twice.
     """
     if not len(c) or not np.isfinite(c.step_ns):
         return []
     steady: dict[int, list[Place]] = {}
-    for place in places(c, ratio):
+    for place in places(c, ratio, lone):
         steady.setdefault(place.late, []).append(place)
     bursts = _bursts(c, burst_steps)
     found = []

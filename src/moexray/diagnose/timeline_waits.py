@@ -38,7 +38,8 @@ def waits(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
         return _one_rank(capture.usable[0], limits) if capture.usable else []
     if not len(c):
         return []
-    late = late_ranks(c, limits.timeline.lateness_ratio, limits.timeline.burst_steps)
+    t = limits.timeline
+    late = late_ranks(c, t.lateness_ratio, t.burst_steps, t.lone_factor)
     found = [_straggler(c, x, limits) for x in late]
     return [*found, *_slow(c, limits), *_timeout(run, c, limits)]
 

@@ -13,8 +13,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moexray.readers import csv_file, json_file, npz, pickle_file, prometheus, safetensors, smi_xml, text
-from moexray.readers import torch_file
+from moexray.readers import (
+    csv_file,
+    json_file,
+    npz,
+    nsys,
+    pickle_file,
+    prometheus,
+    safetensors,
+    smi_xml,
+    text,
+    torch_file,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -46,6 +56,7 @@ class Reader:
 READERS: tuple[Reader, ...] = (
     Reader("torch", torch_file.sniff, torch_file.read, (".pt", ".pth")),
     Reader("npz", npz.sniff, npz.read, (".npz", ".npy")),
+    Reader("nsys", nsys.sniff, nsys.read, (".sqlite", ".sqlite3", ".db")),
     Reader("safetensors", safetensors.sniff, safetensors.read, (".safetensors",)),
     Reader("pickle", pickle_file.sniff, pickle_file.read, (".pickle", ".pkl", ".p")),
     Reader("json", text.sniff_json_log, text.read, (".json", ".jsonl", ".ndjson")),

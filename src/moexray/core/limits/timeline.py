@@ -31,9 +31,11 @@ class TimelineLimits:
     """Offsets below are within what profilers resolve (old traces count whole microseconds); own choice."""
     skew_material_ratio: float = 0.05
     """Clock offset / median collective from which it would mislead; own choice, as lateness_ratio."""
-    exposed_ratio: float = 0.2
+    exposed_ratio: float = 0.25
     """Communication without compute / step on a single rank that is worth a question; own choice: real
     healthy traces show 3-21 % of their span."""
+    lone_factor: float = 4.0
+    """How much stricter the lateness is judged at a place that was seen once or twice; own choice."""
     silence_share: float = 0.5
     """Share of a silence that a record must cover to explain it; own choice (the larger part)."""
     gc_log_slack_s: float = 0.5
