@@ -221,6 +221,11 @@ def search(cases: list[Case], *, extra: Iterable[Settings] = (), local: int = 2)
         their smallest capacities, which is what ranks them: the room to the next failure.
     """
     own = tuple(simulate(c.plan, c.recording.history.settings, capacity=c.capacity) for c in cases)
+    step = max(sum(o.peak_allocated for o in own) // 100, 1)  # 1 % of the live peak is no difference
+
+    def badness(trial: Trial) -> tuple[float, ...]:
+        return _badness(trial, step)
+
     tried: dict[Settings, Trial] = {}
     todo = [*grid(cases[0].recording.history.settings), *extra]
     for _ in range(local + 1):
@@ -228,14 +233,14 @@ def search(cases: list[Case], *, extra: Iterable[Settings] = (), local: int = 2)
             if settings not in tried:
                 outcomes = tuple(simulate(c.plan, settings, capacity=c.capacity) for c in cases)
                 tried[settings] = Trial(conf.text(settings) or "(PyTorch's defaults)", settings, outcomes)
-        best = min(tried.values(), key=_badness)
+        best = min(tried.values(), key=badness)
         todo = _neighbours(best.settings) if best.settings else []
     others: dict[tuple[Outcome, ...], Trial] = {}
-    for trial in sorted(tried.values(), key=_badness):
+    for trial in sorted(tried.values(), key=badness):
         if trial.outcomes != own:
             others.setdefault(trial.outcomes, trial)  # settings of equal effect: the simplest one
     rest = list(others.values())
-    first = sorted((_fitted(cases, t) for t in rest[:FITTED]), key=_badness)
+    first = sorted((_fitted(cases, t) for t in rest[:FITTED]), key=badness)
     return [_fitted(cases, Trial("as recorded", None, own)), *first, *rest[FITTED:]]
 
 
@@ -245,10 +250,9 @@ def _fitted(cases: list[Case], trial: Trial) -> Trial:
     return replace(trial, capacities=tuple(fits))
 
 
-def _badness(trial: Trial) -> tuple[float, ...]:
-    """Failures, then retries (each stops the device), then memory in steps of 1 %, then simplicity."""
+def _badness(trial: Trial, step: int) -> tuple[float, ...]:
+    """Failures, then retries (each stops the device), memory in steps of `step` bytes, simplicity."""
     ooms, retries, reserved, stuck, calls = trial.total
-    step = max(sum(o.peak_allocated for o in trial.outcomes) // 100, 1)
     need = sum(trial.capacities) if trial.capacities else reserved + stuck
     return (ooms, retries, need // step, _trust(trial.settings), calls)
 
