@@ -39,11 +39,13 @@ $(BIN)/python:
 $(RUN): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing moexray"
 	@$(PIP) --editable .
+	@$(BIN)/python -m compileall -q src
 	@touch $@
 
 $(DEV): pyproject.toml constraints.txt | $(BIN)/python
 	@echo "installing moexray[dev]"
 	@$(PIP) --editable '.[dev]'
+	@$(BIN)/python -m compileall -q src
 	@touch $@ $(RUN)
 
 # The bundled incident has faults, so exit 1 (findings) is the success; a crash also exits 1 but

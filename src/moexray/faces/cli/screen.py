@@ -12,6 +12,7 @@ __all__ = ["as_markdown", "as_text"]
 
 WIDTH = 96
 SHOWN_EVIDENCE = 3
+SHOWN_CHAINS = 5
 
 
 def as_text(document: Mapping[str, Any]) -> str:
@@ -22,6 +23,7 @@ def as_text(document: Mapping[str, Any]) -> str:
         out.append("no verdict: nothing in what was given could be used")
     elif not findings:
         out.append("verdict: none (nothing wrong was found in what was read)")
+    out += _story(document)
     for i, f in enumerate(findings):
         title = "verdict" if i == 0 else "also"
         head = f"{title}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"
@@ -66,6 +68,26 @@ def as_markdown(document: Mapping[str, Any]) -> str:
     out += [f"- ruled out: `{f['id']}`: {f['claim']}" for f in document.get("ruled_out", [])]
     out += [f"- skipped `{s['path']}`: {s['reason']}" for s in document["skipped"][:10]]
     return "\n".join(out)
+
+
+def _story(document: Mapping[str, Any]) -> list[str]:
+    """The chains from causes to effects, one a line; nothing where no finding implies another."""
+    effects: dict[str, list[str]] = {}
+    for edge in document.get("chain", []):
+        effects.setdefault(edge["from"], []).append(edge["to"])
+    roots = [c for c in effects if not any(c in e for e in effects.values())]
+    lines: list[str] = []
+
+    def follow(path: tuple[str, ...]) -> None:
+        onward = [e for e in dict.fromkeys(effects.get(path[-1], ())) if e not in path]
+        if not onward and len(path) > 1:
+            lines.append("chain: " + " -> ".join(path))
+        for effect in onward:
+            follow((*path, effect))
+
+    for root in roots:
+        follow((root,))
+    return [*lines[:SHOWN_CHAINS], ""] if lines else []
 
 
 def _short(text: str) -> str:
