@@ -97,7 +97,7 @@ class Silences:
 
 
 def alloc_calls(profile: Profile) -> AllocCalls:
-    """Allocator calls inside steps. Steps at the start that only allocate are start-up and count as outside."""
+    """Allocator calls inside steps; first steps that only allocate are start-up and count as outside."""
     rows = profile.named(DEVICE_MEMORY, RUNTIME, DRIVER)
     rows = rows[np.isin(profile.lane[rows], profile.launching)]
     steps = profile.steps

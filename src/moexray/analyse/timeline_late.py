@@ -73,7 +73,7 @@ class Late:
 
 
 def places(c: Collectives, ratio: float, lone: float) -> list[Place]:
-    """Places with a median lateness of at least `ratio` of a step, `lone` times that if seen once or twice."""
+    """Places with a median lateness >= `ratio` of a step, `lone` times that if seen once or twice."""
     found = []
     for op, place, columns in _by_place(c):
         lateness = c.lateness[columns]

@@ -97,9 +97,7 @@ def _stall(profile: Profile, calls: AllocCalls, share: float, limits: Limits, *,
     steps = profile.steps
     names = sorted({profile.names[i] for i in profile.name[calls.row]})
     normal = f" against {n['normal_step_ms']:.1f} ms of the others" if n["normal_step_ms"] is not None else ""
-    memory = [
-        remedy("alloc.bucket"), remedy("alloc.preallocate"), remedy("alloc.cap_growth"), remedy("alloc.try_segments"),
-    ]  # fmt: skip
+    growth = ("alloc.bucket", "alloc.preallocate", "alloc.cap_growth", "alloc.try_segments")
     evidence = [Evidence(profile.source, f"{profile.who}, steps with {', '.join(names)}", pairs(n))]
     for position in calls.steps[np.argsort(-calls.exposed)][:SHOWN]:
         here = calls.step == position
@@ -110,7 +108,8 @@ def _stall(profile: Profile, calls: AllocCalls, share: float, limits: Limits, *,
         severity="warn",
         confidence=0.9 if n["normal_step_ms"] is not None else 0.8,
         claim=(
-            f"{profile.who}: {n['stall_steps']} of {n['steps']} steps give device memory back and fetch it again "
+            f"{profile.who}: {n['stall_steps']} of {n['steps']} steps give device memory back and fetch "
+            f"it again "
             f"({n['free_calls_per_stall']:.3g} x {_ms(n['free_ms'])} release and "
             f"{n['malloc_calls_per_stall']:.3g} x {_ms(n['malloc_ms'])} allocation = "
             f"{n['stall_ms_per_step']:.1f} ms on the launching thread, {share:.0%} of these steps) while the "
@@ -128,7 +127,7 @@ def _stall(profile: Profile, calls: AllocCalls, share: float, limits: Limits, *,
         unit="ratio",
         evidence=tuple(evidence),
         implied_by=("mem.empty_cache_in_hot_path",) if cause else ("mem.fragmentation", "mem.churn"),
-        remedies=(remedy("alloc.no_empty_cache"),) if cause else tuple(memory),
+        remedies=tuple(remedy(i) for i in (("alloc.no_empty_cache",) if cause else growth)),
         settle_with=()
         if cause
         else ("allocator snapshot with history of this rank (what could not be reused)",),
@@ -164,7 +163,8 @@ def _empty_cache(profile: Profile, calls: AllocCalls, cleared: int, share: float
         confidence=0.95,
         claim=(
             f"{profile.who}: empty_cache runs in {cleared} of {n['steps']} steps, and each pays "
-            f"{n['stall_ms_per_step']:.1f} ms ({share:.0%} of the step) for releasing device memory and fetching "
+            f"{n['stall_ms_per_step']:.1f} ms ({share:.0%} of the step) for releasing device memory and "
+            f"fetching "
             "it again while the GPU is idle."
         ),
         subject=Subject(rank=profile.rank),
@@ -221,7 +221,8 @@ def _skew(collectives: Collectives, limits: Limits) -> Finding | None:
         confidence=0.9 if worst.matches >= 10 else 0.75,  # ends of ten agree by no accident
         claim=(
             f"The clocks of the ranks differ: {who.who} is {abs(worst.offset_ns) / MS:.3g} ms "
-            f"{'ahead of' if worst.offset_ns > 0 else 'behind'} {base.who} ({residual / 1e3:.2g} us are left after "
+            f"{'ahead of' if worst.offset_ns > 0 else 'behind'} {base.who} ({residual / 1e3:.2g} us are "
+            f"left after "
             f"alignment). Times between ranks hold only after alignment; aligned, collectives are late by "
             f"{late:.3g} ms in the median."
         ),

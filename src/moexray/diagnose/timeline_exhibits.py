@@ -24,7 +24,8 @@ MOST = 400  # spans per rank
 
 def waits(run: Run) -> list[dict[str, Any]]:
     """Per rank: how long it was waited for, how long it waited."""
-    return [row for capture in survey(run) if len(capture.collectives) for row in late_table(capture.collectives)]
+    matched = [c.collectives for c in survey(run) if len(c.collectives)]
+    return [row for collectives in matched for row in late_table(collectives)]
 
 
 def series(run: Run) -> list[dict[str, Any]]:
@@ -83,7 +84,8 @@ def _spans_of(profile: Profile, positions: list[int], offset_ns: float) -> list[
         rows = profile.comm_rows
         found += _clip(profile.start[rows], profile.end[rows], low, high, ("comm", "collective", label))
         if calls is not None and len(calls.row):
-            found += _clip(profile.start[calls.row], profile.end[calls.row], low, high, ("alloc", "allocator", label))
+            begin, end = profile.start[calls.row], profile.end[calls.row]
+            found += _clip(begin, end, low, high, ("alloc", "allocator", label))
         still = silences(profile, steps.median_ns)
         found += _clip(still.start, still.end, low, high, ("host", "no host call", label))
     found.sort(key=lambda s: s[0] - s[1])

@@ -143,7 +143,8 @@ def _pause(
         severity="warn",
         confidence=0.9,
         claim=(
-            f"{profile.who}: its launching thread stood still {len(length)} times for {np.median(length):.4g} ms "
+            f"{profile.who}: its launching thread stood still {len(length)} times for "
+            f"{np.median(length):.4g} ms "
             f"in the median ({length.max():.4g} ms at most, {length.sum():.4g} ms in sum; a step takes "
             f"{step / MS:.3g} ms) while the garbage collector ran ({record}); its launches came late."
         ),
@@ -172,8 +173,10 @@ def _stall(
         severity="warn",
         confidence=0.6,
         claim=(
-            f"{profile.who}: its launching thread stood still {len(length)} times for {np.median(length):.4g} ms "
-            f"in the median ({length.max():.4g} ms at most; a step takes {step / MS:.3g} ms) without any call, "
+            f"{profile.who}: its launching thread stood still {len(length)} times for "
+            f"{np.median(length):.4g} ms "
+            f"in the median ({length.max():.4g} ms at most; a step takes {step / MS:.3g} ms) without any "
+            f"call, "
             "and nothing that was given says why."
         ),
         subject=_window(profile, start, end),
@@ -206,8 +209,8 @@ def _compiles(profile: Profile, step: float, limits: Limits) -> list[Finding]:
     names = [profile.names[i] for i in profile.name[rows]]
     frame = max(dict.fromkeys(names), key=names.count)
     numbers = {
-        "spikes": len(spikes), "with_compile": int(hit.sum()), "compile_ms": float(np.median(covered[hit])) / MS,
-        "compile_sum_ms": float(covered[hit].sum()) / MS, "step_ms": step / MS,
+        "spikes": len(spikes), "with_compile": int(hit.sum()),
+        "compile_ms": float(np.median(covered[hit])) / MS, "compile_sum_ms": float(covered[hit].sum()) / MS, "step_ms": step / MS,
         "longest_step_ms": float(steps.duration[spikes].max()) / MS,
     }  # fmt: skip
     return [

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.analyse.timeline import Cover
+from moexray.analyse.timeline import KERNEL, Cover
+from moexray.analyse.timeline_comm import op_name
 from moexray.analyse.timeline_late import late_ranks, slow_columns, waited
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
@@ -21,6 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["late_table", "waits"]
 
 MS = 1e6
+DEFAULT = "its default, as no other was given"
+WATCHED = re.compile(r"[nr]ccl", re.IGNORECASE)  # only these pass the process group's watchdog
+# Options of launchers and engines that set it -> seconds per unit.
+TIMEOUT_KEYS = {
+    "distributed_timeout_seconds": 1.0,
+    "dist_timeout": 1.0,
+    "ddp_timeout": 1.0,
+    "distributed_timeout_minutes": 60.0,
+}
 SURE = 10  # collectives from which a pattern is called certain
 DID = {
     "alloc": ("device allocator calls", ("mem.alloc_stall", "mem.empty_cache_in_hot_path")),
@@ -34,14 +45,15 @@ DID = {
 def waits(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
     """Waiting and slow transfer in one capture; a question where a single rank cannot tell."""
     c = capture.collectives
-    if len(capture.usable) < 2:
-        return _one_rank(capture.usable[0], limits) if capture.usable else []
+    near = _timeout(run, capture.usable, limits)
+    if len(capture.usable) == 1:
+        return [*_one_rank(capture.usable[0], limits), *near]
     if not len(c):
-        return []
+        return near
     t = limits.timeline
     late = late_ranks(c, t.lateness_ratio, t.burst_steps, t.lone_factor)
     found = [_straggler(c, x, limits) for x in late]
-    return [*found, *_slow(c, limits), *_timeout(run, c, limits)]
+    return [*found, *_slow(c, limits), *near]
 
 
 def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
@@ -56,12 +68,14 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
         ops = sorted({p.op for p in late.places})
         parts.append(
             f"{who} arrives last at {', '.join(ops[:3])}: the others wait {worst / MS:.3g} ms in the median "
-            f"({worst / c.step_ns:.0%} of a step of {c.step_ns / MS:.3g} ms{part}), the transfer itself takes "
+            f"({worst / c.step_ns:.0%} of a step of {c.step_ns / MS:.3g} ms{part}), the transfer itself "
+            f"takes "
             f"{transfer / MS:.3g} ms"
         )
     if len(late.bursts):
         parts.append(
-            f"in {len(late.bursts)} single steps {who} is late by {late.burst_ns.max() / MS:.4g} ms at most and "
+            f"in {len(late.bursts)} single steps {who} is late by {late.burst_ns.max() / MS:.4g} ms at "
+            f"most and "
             f"{late.burst_ns.sum() / MS:.4g} ms in sum (median step {c.step_ns / MS:.3g} ms)"
         )
     doing = [(share, DID[key]) for key, share in sorted(late.did.items(), key=lambda kv: -kv[1])]
@@ -157,7 +171,8 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
             confidence=0.85,
             claim=(
                 f"{slow.op} takes {middle / MS:.3g} ms instead of {usual / MS:.3g} ms for the same size in "
-                f"{len(columns)} of {len(columns) + slow.normal} cases{where}, although all ranks had arrived "
+                f"{len(columns)} of {len(columns) + slow.normal} cases{where}, although all ranks had "
+                f"arrived "
                 f"(lateness {lateness / MS:.2g} ms = {lateness / middle:.1%}): the transfer itself is slow."
             ),
             subject=Subject(
@@ -178,38 +193,58 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
     ]
 
 
-def _timeout(run: Run, c: Collectives, limits: Limits) -> list[Finding]:
-    """comm.timeout_near: the longest completed collective against the watchdog's limit."""
-    del run
-    column = int(np.nanargmax(np.nanmax(c.duration, axis=0)))
-    longest = float(np.nanmax(c.duration[:, column])) / 1e9
-    default = limits.comm.default_timeout_s
-    if longest < limits.comm.timeout_near_ratio * default or longest >= default:
+def _timeout(run: Run, profiles: list[Profile], limits: Limits) -> list[Finding]:
+    """comm.timeout_near: the longest collective that completed against the watchdog's limit."""
+    timeout, origin = _limit_in_force(run, limits)
+    worst: tuple[float, Profile, int] | None = None
+    for profile in profiles:
+        rows = profile.named(WATCHED, KERNEL)
+        if len(rows):
+            row = int(rows[np.argmax(profile.end[rows] - profile.start[rows])])
+            length = float(profile.end[row] - profile.start[row]) / 1e9
+            if worst is None or length > worst[0]:
+                worst = (length, profile, row)
+    if worst is None or not limits.comm.timeout_near_ratio * timeout <= worst[0] < timeout:
         return []
-    rank = int(np.nanargmax(c.duration[:, column]))
-    profile = c.profiles[rank]
+    length, profile, row = worst
+    name = op_name(profile.names[profile.name[row]])
     return [
         Finding(
             id="comm.timeout_near",
             severity="warn",
-            confidence=0.7,
+            confidence=0.8,
             claim=(
-                f"The longest collective ({c.op[column]}, {profile.who}) took {longest:.0f} s, "
-                f"{longest / default:.0%} of the watchdog's default of {default:.0f} s (no other setting was given)."
+                f"The longest collective of the trace ({name} on {profile.who}) took {length:.4g} s, "
+                f"{length / timeout:.0%} of the watchdog's limit of {timeout:.4g} s ({origin})."
             ),
-            subject=Subject(rank=profile.rank, t_from_ns=int(c.start[rank, column])),
-            value=longest,
-            limit=limits.comm.timeout_near_ratio * default,
+            subject=Subject(
+                rank=profile.rank, t_from_ns=int(profile.start[row]), t_to_ns=int(profile.end[row])
+            ),
+            value=length,
+            limit=limits.comm.timeout_near_ratio * timeout,
             unit="s",
-            evidence=(
-                Evidence(profile.source, f"{c.op[column]}", pairs({"wait_s": longest, "timeout_s": default})),
-            ),
+            evidence=(Evidence(profile.source, name, pairs({"wait_s": length, "timeout_s": timeout})),),
+            implied_by=("comm.straggler_wait",),
             remedies=(
-                remedy("comm.find_late_work", who=c.profiles[int(c.late[column])].who, what="before it"),
+                remedy("comm.find_late_work", who="the rank that arrives last", what="before this one"),
             ),
-            cost=longest,
+            settle_with=() if origin != DEFAULT else ("launch line (the limit of the process group)",),
+            cost=length,
         )
     ]
+
+
+def _limit_in_force(run: Run, limits: Limits) -> tuple[float, str]:
+    """The watchdog's limit in seconds and where it comes from."""
+    for row in run.rows("launch"):
+        factor = TIMEOUT_KEYS.get(str(row["key"]))
+        try:
+            value = float(row["value"] or "") * factor if factor else 0.0
+        except ValueError:
+            continue
+        if value > 0:
+            return value, f"{row['key']} in {row['source']}"
+    return limits.comm.default_timeout_s, DEFAULT
 
 
 def _one_rank(profile: Profile, limits: Limits) -> list[Finding]:
@@ -237,7 +272,8 @@ def _one_rank(profile: Profile, limits: Limits) -> list[Finding]:
             confidence=0.4,
             claim=(
                 f"{profile.who} spends {share:.0%} of its time in collectives without computing (longest "
-                f"{long / MS:.3g} ms). From this rank alone it cannot be told whether it waits for another rank "
+                f"{long / MS:.3g} ms). From this rank alone it cannot be told whether it waits for "
+                f"another rank "
                 "or the transfer takes that long."
             ),
             subject=Subject(rank=profile.rank),

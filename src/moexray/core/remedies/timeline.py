@@ -21,14 +21,16 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "alloc.cap_growth",
-        "Let old cached blocks go early (PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8) and leave headroom: "
+        "Let old cached blocks go early (PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8) and leave "
+        "headroom: "
         "lower the engine's memory share.",
         "Unset the threshold and restore the share.",
         "The threshold acts only with a per-process memory fraction below 1.",
     ),
     Remedy(
         "alloc.try_segments",
-        "Do not assume that expandable_segments helps: replay this rank's allocation history, or trace the same "
+        "Do not assume that expandable_segments helps: replay this rank's allocation history, or trace "
+        "the same "
         "load with and without it.",
         "Unset the allocator option.",
         "Reported not to help in some cases; clashes with custom all-reduce, sleep mode and CUDA IPC.",
@@ -46,7 +48,8 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "comm.check_path",
-        "Check the path of {who}: NCCL_DEBUG=INFO transport lines (SHM, NET/Socket inside a node are slow), NIC "
+        "Check the path of {who}: NCCL_DEBUG=INFO transport lines (SHM, NET/Socket inside a node are "
+        "slow), NIC "
         "state and counters, NCCL_IB_HCA, topology; run again with that rank or link excluded.",
         "Unset NCCL_DEBUG, put the rank back.",
     ),
@@ -71,7 +74,8 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "clock.align",
-        "Align by the ends of collectives before comparing times of ranks (moexray does); use one clock source "
+        "Align by the ends of collectives before comparing times of ranks (moexray does); use one clock "
+        "source "
         "(PTP, chrony) on the nodes.",
         "Nothing is changed by aligning.",
     ),
