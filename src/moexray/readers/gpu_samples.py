@@ -38,10 +38,11 @@ SIZES = {
 LOST = re.compile(r"gpu is lost|fallen off the bus", re.IGNORECASE)
 ERROR = re.compile(r"err!|unknown error|gpu requires reset|reset required|gpu access blocked", re.IGNORECASE)
 DENIED = re.compile(
-    r"n/?a|not (?:supported|available|found)|insufficient permissions?|no permission"
-    r"|requested functionality has been deprecated|none|null|-+|unknown|\?",
+    r"n/?a|not (?:supported|available|found)|requested functionality has been deprecated|none|null"
+    r"|-+|unknown|\?",
     re.IGNORECASE,
 )
+FORBIDDEN = re.compile(r"insufficient permissions?|no permissions?", re.IGNORECASE)
 # NVML's bits of nvmlClocksEventReasons (nvml.h).
 BITS = (
     (0x1, "gpu_idle"), (0x2, "applications_clocks_setting"), (0x4, "sw_power_cap"), (0x8, "hw_slowdown"),
@@ -66,12 +67,14 @@ def size(text: str, unit: str = "") -> float | None:
 
 
 def fault_of(text: str) -> str:
-    """What stands in place of a value: "lost", "error", "missing"; "" if it may be one."""
+    """What stands in place of a value: "lost", "error", "denied", "missing"; "" if it may be one."""
     bare = text.strip().strip("[]()").strip()
     if LOST.search(bare):
         return "lost"
     if ERROR.fullmatch(bare) or bare.lower().startswith("unknown error"):
         return "error"
+    if FORBIDDEN.fullmatch(bare):
+        return "denied"
     return "missing" if not bare or DENIED.fullmatch(bare) else ""
 
 
@@ -117,7 +120,10 @@ class Sample:
     def note(self, name: str, fault: str) -> None:
         """Notes a placeholder instead of a value."""
         short = name.partition("_bytes")[0]
-        (self.missing if fault == "missing" else self.errors).append(short)
+        if fault == "denied":
+            self.missing.append(f"{short}(denied)")
+        else:
+            (self.missing if fault == "missing" else self.errors).append(short)
         self.lost = self.lost or fault == "lost"
 
     def flag(self, name: str, text: str) -> None:

@@ -6,4 +6,42 @@ from moexray.core.verdicts.verdict import Verdict
 
 __all__ = ["VERDICTS"]
 
-VERDICTS: tuple[Verdict, ...] = ()
+VERDICTS: tuple[Verdict, ...] = (
+    Verdict(
+        "smi.unified_memory",
+        "On this device framebuffer numbers are not available by design: unknown, not zero.",
+        "Total, used and free are all N/A or Not Supported while other fields of the device have values.",
+        "One field only is missing, or a field is not permitted (input.missing_values).",
+        ("Use MemTotal and MemAvailable of the host and the per-process list.",),
+        ("nvidia-smi table, -q or CSV", "/proc/meminfo"),
+    ),
+    Verdict(
+        "smi.mig_limit",
+        "The process runs in a MIG instance, whose memory is its limit, not the card's.",
+        "MIG instances are listed, and the total of the out-of-memory record equals an instance's total "
+        "(2 %) and not the card's.",
+        "There is no list of MIG instances, or the total is the card's.",
+        ("Use a larger profile, or size the budget to the instance.",),
+        ("nvidia-smi table, -q or -q -x with its MIG part", "out-of-memory record"),
+    ),
+    Verdict(
+        "smi.throttled",
+        "The GPU lowered its clocks under load because of power or heat.",
+        "A power or thermal slowdown is active in >= 20 % of the samples under load (utilisation >= 50 %, "
+        "per device) and their median SM clock lies >= 15 % below that of the device's other samples under "
+        "load. One sample only: info.",
+        "The flags stand in idle samples only (gpu_idle is no slowdown), application clocks were set by "
+        "the user, or the clocks did not fall.",
+        ("Check cooling, power limit and neighbours; compare the ranks' clocks.",),
+        ("nvidia-smi series with clock event reasons, clocks.sm and utilization.gpu", "dmon -s puc", "DCGM"),
+    ),
+    Verdict(
+        "smi.gpu_lost",
+        "The driver no longer reaches the GPU.",
+        "The tool says 'GPU is lost', or ERR! or Unknown Error stand to the end in fields of a device that "
+        "answered before.",
+        "A field is only not permitted or not supported; the device answers again later.",
+        ("Drain the node, read the kernel log for Xid messages, reset or reboot.",),
+        ("nvidia-smi in any form", "kernel log"),
+    ),
+)

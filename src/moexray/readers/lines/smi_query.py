@@ -130,7 +130,7 @@ def _pair(indent: int, key: str, value: str, number: int, state: _State, out: Re
         state.samples.mig[sample.key] = value == "Enabled"
     elif state.section in REASONS:
         sample.flag(_reason(key), value)
-        if (fault := fault_of(value)) and fault != "missing":
+        if (fault := fault_of(value)) and fault in ("lost", "error"):
             sample.note("reason", fault)
     elif key in PROCESS or state.section == "processes":
         if key == "process id" and "process id" in state.process:

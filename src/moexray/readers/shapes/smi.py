@@ -167,7 +167,7 @@ def _sample(cells: Sequence[str], layout: _Layout, line: int, order: int, seen: 
                 sample.flags = [*(sample.flags or ()), *named.split()]
         else:
             sample.flag(reason, text)
-        if (fault := fault_of(text)) and fault != "missing":
+        if (fault := fault_of(text)) and fault in ("lost", "error"):
             sample.note(f"reason_{reason}", fault)
     return sample
 
