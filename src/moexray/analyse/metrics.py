@@ -26,7 +26,7 @@ TARGET = frozenset(
 )
 COPIES = frozenset(("tp_rank", "pp_rank", "moe_ep_rank", "attn_tp_rank"))  # ranks that report the same batch
 COUNTED = ("_total", "_count", "_bucket", "_sum")
-COUNTERS = frozenset(("preemptions", "generation_tokens", "prompt_tokens", "requests_done", "itl_sum", "itl_count"))
+COUNTERS = frozenset(("preemptions", "generation_tokens", "prompt_tokens", "requests_done"))
 LARGEST = frozenset(("kv_usage", "process_start"))
 
 
@@ -50,7 +50,7 @@ class Scrape:
     @property
     def engines(self) -> list[str]:
         """Engines that report requests running or waiting, in the order of their numbers."""
-        names = {e for m, e in self.values if m in ("requests_running", "requests_waiting", "generation_tokens")}
+        names = {e for m, e in self.values if m in ("requests_running", "requests_waiting", *COUNTERS)}
         return sorted(names, key=lambda e: (len(e), e))
 
     def get(self, metric: str, engine: str | None = None) -> float | None:
@@ -121,11 +121,11 @@ def _of_batch(batch: Batch) -> list[Scrape]:
     parts: dict[str, dict[tuple[str, str, str], float]] = {}
     found: dict[str, Scrape] = {}
     rows = zip(*(columns[c] for c in ("name", "metric", "engine", "labels", "value")), strict=True)
-    for name, metric, engine, labels, value in rows:
+    for name, metric, engine, labels, sample in rows:
         pairs = [p.partition("=") for p in labels.split(",")] if labels else []
         target = ",".join(f"{k}={v}" for k, _, v in pairs if k in TARGET)
         scrape = found.setdefault(target, Scrape(batch.source, place, target, t_s))
-        value = float(value)
+        value = float(sample)
         if name.endswith("_created") or metric == "process_start":
             scrape.births[f"{name},{labels}"] = value
         elif name.endswith(COUNTED) or metric in COUNTERS:

@@ -105,6 +105,10 @@ RULES: tuple[Rule, ...] = (
     Rule("moexray.diagnose.kernel:bank_conflict", ("kernel.bank_conflict",), ("kernels",)),
     Rule("moexray.diagnose.numerics:precision_regression", ("num.precision_regression",), ("scores", "log")),
     Rule("moexray.diagnose.numerics:batch_variance", ("num.batch_variance",), ("mismatch", "logprobs")),
+    Rule("moexray.diagnose.engine_jit:compile_skew", ("jit.compile_skew",), ("log",)),
+    Rule("moexray.diagnose.engine_jit:cold_runs", ("jit.compile_in_hot_path",), ("bench",)),
+    Rule("moexray.diagnose.engine_backend:backend_change", ("kernel.backend_change",), ("log",)),
+    Rule("moexray.diagnose.engine_windows:contaminated", ("metric.contaminated_window",), ("bench",)),
 )
 
 EXHIBITS: tuple[Exhibit, ...] = (

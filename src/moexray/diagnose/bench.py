@@ -1,0 +1,207 @@
+"""What benchmark tables show: tails that differ while medians agree, throughput that falls off a cliff."""
+
+from __future__ import annotations
+
+import itertools
+from typing import TYPE_CHECKING
+
+from moexray.analyse.requests import bench_runs
+from moexray.core.finding import Evidence, Finding, pairs
+from moexray.core.remedies import remedy
+
+if TYPE_CHECKING:
+    from moexray.analyse.requests import Run1
+    from moexray.core.limits import Limits
+    from moexray.core.run import Run
+
+__all__ = ["oversubscription", "tail_shapes"]
+
+QUANTITIES = ("itl", "tpot", "ttft", "e2e", "latency", "step")
+MAX_PAIRS = 20_000
+GIB = 1 << 30
+EXPLAINED = ("jit.compile", "jit.progress", "eplb.done")  # events that make spikes of their own
+
+
+def tail_shapes(run: Run, limits: Limits) -> list[Finding]:
+    """Two runs with like medians whose tails are far apart."""
+    if any(r["kind"] in EXPLAINED and r["phase"] == "serving" for r in run.rows("log")):
+        return []
+    runs = bench_runs(run.rows("bench"))
+    worst: tuple[float, Finding] | None = None
+    for a, b in itertools.islice(_pairs(runs), MAX_PAIRS):
+        for quantity in QUANTITIES:
+            found = _tail(a, b, quantity, limits)
+            if found is not None and (worst is None or found[0] > worst[0]):
+                worst = found
+    return [worst[1]] if worst else []
+
+
+def _pairs(runs: list[Run1]) -> itertools.chain[tuple[Run1, Run1]]:
+    """Runs of different arms (or files) at one level and setting."""
+    groups: dict[tuple[object, ...], list[Run1]] = {}
+    for r in runs:
+        groups.setdefault((r.level, r.setting), []).append(r)
+    return itertools.chain.from_iterable(
+        ((a, b) for a, b in itertools.combinations(g, 2) if a.name != b.name) for g in groups.values()
+    )
+
+
+def _tail(a: Run1, b: Run1, quantity: str, limits: Limits) -> tuple[float, Finding] | None:
+    lim = limits.requests
+    medians = [r.figures.get(f"p50_{quantity}_s", (0.0, ""))[0] for r in (a, b)]
+    if min(medians) <= 0 or max(medians) > (1 + lim.tail_medians) * min(medians):
+        return None
+    ratio, said = 0.0, ""
+    tails = [r.figures.get(f"p99_{quantity}_s", (0.0, ""))[0] for r in (a, b)]
+    means = [r.figures.get(f"mean_{quantity}_s", (0.0, ""))[0] for r in (a, b)]
+    if min(tails) > 0 and max(tails) > lim.tail_p99 * min(tails):
+        ratio = max(tails) / min(tails)
+        slow = tails.index(max(tails))
+        said = f"P99 {max(tails) * 1e3:.4g} ms against {min(tails) * 1e3:.4g} ms ({ratio:.1f}x)"
+    else:
+        skew = [m / p for m, p in zip(means, medians, strict=True)]
+        if not (max(skew) > lim.tail_mean >= min(skew) > 0):
+            return None
+        slow, ratio = skew.index(max(skew)), max(skew)
+        said = f"mean/median {max(skew):.1f} against {min(skew):.1f}"
+    bad, good = (a, b) if slow == 0 else (b, a)
+    at = f" at level {a.level:g}" if a.level is not None else ""
+    claim = (
+        f"{bad.name} and {good.name} agree in the median {quantity} ({medians[slow] * 1e3:.4g} and "
+        f"{medians[1 - slow] * 1e3:.4g} ms){at} and differ in the tail: {said}. A few shapes are very slow "
+        f"in {bad.name}."
+    )
+    evidence = tuple(_figures(r, quantity) for r in (bad, good))
+    finding = Finding(
+        "kernel.tail_shapes",
+        "warn",
+        0.75,
+        claim,
+        value=ratio,
+        limit=lim.tail_p99 if "P99" in said else lim.tail_mean,
+        unit="ratio",
+        evidence=evidence,
+        remedies=(remedy("kernel.slow_shapes"),),
+        settle_with=("a trace of the slow run, grouped by kernel shape",),
+        cost=max(tails) - min(tails),
+    )
+    return ratio, finding
+
+
+def _figures(r: Run1, quantity: str) -> Evidence:
+    names = (f"{stat}_{quantity}_s" for stat in ("mean", "p50", "p90", "p95", "p99", "max"))
+    facts = {n.removesuffix("_s") + "_ms": r.figures[n][0] * 1e3 for n in names if n in r.figures}
+    where = r.figures[f"p50_{quantity}_s"][1]
+    return Evidence(r.source, where, f"{r.name}: {pairs(facts)}")
+
+
+def oversubscription(run: Run, limits: Limits) -> list[Finding]:
+    """Throughput collapses exactly where the peak of memory passes the card."""
+    groups: dict[tuple[object, ...], list[Run1]] = {}
+    for r in bench_runs(run.rows("bench")):
+        if "peak_memory_bytes" in r.figures:
+            same = r.source if r.level is None else (r.source, r.run)
+            groups.setdefault((same, r.setting if r.level is not None else None), []).append(r)
+    card = _card(run)
+    found = [f for g in groups.values() if (f := _cliff(g, card, limits)) is not None]
+    return sorted(found, key=lambda f: -f.confidence)[:1]
+
+
+def _card(run: Run) -> float | None:
+    """Memory of the card that other inputs state; None if unknown or if cards differ."""
+    totals = {float(r["total_bytes"]) for r in run.rows("oom") if r["total_bytes"]}
+    for batch in run.batches("gpu"):
+        totals |= {float(t) for t in batch.columns.get("total_bytes", ()) if t > 0}
+    return min(totals) if totals and max(totals) < 1.05 * min(totals) else None
+
+
+def _speed(r: Run1) -> float | None:
+    """Steps, tokens or requests per second of a run, or the inverse of a duration."""
+    for name in (
+        "output_tokens_per_s",
+        "tokens_per_s",
+        "total_tokens_per_s",
+        "items_per_s",
+        "steps_per_s",
+        "requests_per_s",
+        "input_tokens_per_s",
+    ):
+        if name in r.figures:
+            return r.figures[name][0]
+    for name in (
+        "step_s",
+        "mean_step_s",
+        "latency_s",
+        "mean_latency_s",
+        "p50_latency_s",
+        "p50_step_s",
+        "mean_itl_s",
+        "mean_tpot_s",
+    ):
+        if name in r.figures and r.figures[name][0] > 0:
+            # a step of a larger batch does more: per item where the level is a batch
+            return (r.level or 1.0) / r.figures[name][0]
+    return None
+
+
+def _cliff(group: list[Run1], card: float | None, limits: Limits) -> Finding | None:
+    ordered = sorted(group, key=lambda r: r.figures["peak_memory_bytes"][0])
+    stated = [r.figures["memory_total_bytes"][0] for r in ordered if "memory_total_bytes" in r.figures]
+    total = max(stated) if stated else card
+    speeds = [(r, s) for r in ordered if (s := _speed(r)) is not None]
+    for (before, fast), (after, slow) in itertools.pairwise(speeds):
+        peak, below = (r.figures["peak_memory_bytes"][0] for r in (after, before))
+        if slow >= limits.requests.cliff * fast or peak <= below:
+            continue
+        if total is not None and not below <= 1.02 * total < 1.02 * peak:
+            continue
+        later = [s for r, s in speeds if r.figures["peak_memory_bytes"][0] >= peak]
+        if max(later) >= fast:
+            continue  # a single slow run
+        return _cliff_finding((before, fast), (after, slow), total, limits)
+    return None
+
+
+def _cliff_finding(
+    before: tuple[Run1, float], after: tuple[Run1, float], total: float | None, limits: Limits
+) -> Finding:
+    (good, fast), (bad, slow) = before, after
+    peak = bad.figures["peak_memory_bytes"][0]
+    level = f"{bad.level:g}" if bad.level is not None else bad.name
+    if total is not None:
+        against = f"passes the card's {total / GIB:.1f} GiB ({peak / total:.2f}x)"
+    else:
+        against = "rises (the card's memory is not stated)"
+    claim = (
+        f"Throughput falls from {fast:.4g} to {slow:.4g} ({fast / slow:.1f}x) at level {level}, where the "
+        f"peak of "
+        f"{peak / GIB:.1f} GiB {against}: the driver spills to host memory before any error."
+    )
+    evidence = tuple(
+        Evidence(
+            r.source,
+            r.figures["peak_memory_bytes"][1],
+            pairs(
+                {
+                    "level": r.level,
+                    "peak_bytes": int(r.figures["peak_memory_bytes"][0]),
+                    "total_bytes": int(total) if total else None,
+                    "throughput": s,
+                }
+            ),
+        )
+        for r, s in (before, after)
+    )
+    return Finding(
+        "mem.oversubscription",
+        "warn",
+        0.9 if total is not None else 0.55,
+        claim,
+        value=peak / total if total else slow / fast,
+        limit=1.0 if total else limits.requests.cliff,
+        unit="ratio",
+        evidence=evidence,
+        remedies=(remedy("bench.below_card", level=level),),
+        settle_with=() if total is not None else ("the card's memory (nvidia-smi)",),
+        cost=max(peak - (total or good.figures["peak_memory_bytes"][0]), 0.0),
+    )
