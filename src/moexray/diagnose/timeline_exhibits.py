@@ -68,7 +68,8 @@ def _slowest(profiles: list[Profile]) -> list[int]:
     if not with_steps:
         return []
     longest = max(with_steps, key=lambda p: int(p.steps.duration.max()))
-    return np.argsort(-longest.steps.duration, kind="stable")[:SLOWEST].tolist()
+    order = np.argsort(-longest.steps.duration, kind="stable")
+    return [int(i) for i in order[:SLOWEST]]
 
 
 def _spans_of(profile: Profile, positions: list[int], offset_ns: float) -> list[dict[str, Any]]:

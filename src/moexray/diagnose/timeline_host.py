@@ -210,7 +210,8 @@ def _compiles(profile: Profile, step: float, limits: Limits) -> list[Finding]:
     frame = max(dict.fromkeys(names), key=names.count)
     numbers = {
         "spikes": len(spikes), "with_compile": int(hit.sum()),
-        "compile_ms": float(np.median(covered[hit])) / MS, "compile_sum_ms": float(covered[hit].sum()) / MS, "step_ms": step / MS,
+        "compile_ms": float(np.median(covered[hit])) / MS,
+        "compile_sum_ms": float(covered[hit].sum()) / MS, "step_ms": step / MS,
         "longest_step_ms": float(steps.duration[spikes].max()) / MS,
     }  # fmt: skip
     return [
