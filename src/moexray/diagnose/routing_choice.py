@@ -216,7 +216,8 @@ def _divergence(
         claim += " Neither engine names nor scores are recorded, so the cause is open."
     return Finding(
         "num.router_divergence", "warn" if sure else "info",
-        (0.85 if scored else 0.7) if sure else 0.4, claim, Subject(), f.changed / f.rows, 0.0, "ratio", _evidence(pair, _numbers(pair, difference, small)),
+        (0.85 if scored else 0.7) if sure else 0.4, claim, Subject(), f.changed / f.rows, 0.0, "ratio",
+        _evidence(pair, _numbers(pair, difference, small)),
         remedies=(remedy("replay-routing"),),
         settle_with=() if sure else ("router scores of both records", "engine and settings of both records"),
     )  # fmt: skip

@@ -111,8 +111,9 @@ def sniff(head: bytes) -> bool:
         return False
     common = max(set(wide), key=wide.count)
     first = next(cells for _, cells in rows if len(cells) == common)
-    # a row fits if a neighbour has as many cells: a file may hold several tables
-    fit = sum(w > 1 and w in (a, b) for a, w, b in zip([0, *widths], widths, [*widths[1:], 0], strict=False))
+    # a row fits if it has as many cells as most or as a neighbour: a file may hold several tables
+    near = zip([0, *widths], widths, [*widths[1:], 0], strict=False)
+    fit = sum(w > 1 and w in (common, a, b) for a, w, b in near)
     if fit < 0.6 * len(widths) - (len(widths) < 3) or first[0].startswith(("{", "<")):
         return False
     return all(len(c) <= MAX_NAME and len(c.split()) <= MAX_NAME_WORDS and not PROSE.search(c) for c in first)

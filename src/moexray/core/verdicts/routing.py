@@ -32,7 +32,7 @@ VERDICTS: tuple[Verdict, ...] = (
         "ep.metric_wrong_axis",
         "The logged balancedness is taken over layers instead of ranks and says nothing on balance.",
         "Recomputed from counts, the logged value fits mean/max over layers within 0.01 and misses that over "
-        "ranks by more than 0.05. Without counts: info, by version only.",
+        "ranks by > 0.05. Without counts: info, by version only.",
         "The logged value agrees with mean/max over ranks.",
         ("Recompute from counts.", "Update the engine."),
         ("EPLB step lines", _COUNTS),
@@ -40,8 +40,8 @@ VERDICTS: tuple[Verdict, ...] = (
     Verdict(
         "ep.counts_multiplied",
         "Counts are a whole multiple of the truth.",
-        "layer total / (tokens x top-k) is one integer >= 2, the same in every layer; compared with the sizes "
-        "of data, tensor and expert parallelism.",
+        "layer total / (tokens x top-k) is one integer >= 2, the same in every layer; compared with the "
+        "sizes of data, tensor and expert parallelism.",
         "The factor varies over layers; tokens or top-k are unknown.",
         ("Divide by the factor; ratios stay valid.",),
         (_COUNTS, "tokens and top-k of the window"),

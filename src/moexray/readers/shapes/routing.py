@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.readers.shapes.routing_words import config_key, role_of
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_json", "read_pickle"]
 
+_LAYER = re.compile(r"(?:.*[._/ -])?layers?[._ -]?\d{1,4}\b", re.IGNORECASE)
 LOOK = 64  # keys or records looked at before a document is taken for something else
 
 
@@ -44,7 +46,7 @@ def _hints(value: Any, depth: int) -> bool:
             name = str(key)
             if role_of(name) in ("counts", "placement", "inverse", "topk", "logits") or config_key(name):
                 return True
-            if name in ("device_list", "layer_list") or _hints(inner, depth + 1):
+            if name in ("device_list", "layer_list") or _LAYER.match(name) or _hints(inner, depth + 1):
                 return True
         return False
     if isinstance(value, list | tuple):

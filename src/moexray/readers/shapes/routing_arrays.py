@@ -68,7 +68,12 @@ def put_counts(
     step_ids = labels(facts.steps, steps)
     layer_labels = layer_ids(facts, layers)
     flat = cube.reshape(steps * layers, units)
-    keep = _clean(flat, np.repeat(step_ids, layers), np.tile(layer_labels, steps), name, out)
+    told = facts.holes or any(p.id == "input.dirty_table" for p in out.problems)
+    at = np.arange(len(flat)) if not told else np.flatnonzero(~_blank(flat))
+    keep = np.zeros(len(flat), bool)
+    keep[at] = _clean(
+        flat[at], np.repeat(step_ids, layers)[at], np.tile(layer_labels, steps)[at], name, out
+    )
     if not keep.any():
         return
     filled = np.abs(flat).any(axis=1)
@@ -138,6 +143,13 @@ def _integral(array: np.ndarray) -> bool:
         return True
     sound = array[np.isfinite(array)]
     return bool(sound.size) and bool((sound == np.floor(sound)).all())
+
+
+def _blank(flat: np.ndarray) -> np.ndarray:
+    """Rows of nothing but NaN: odd ones that were named before, or cells that were not recorded."""
+    import numpy as np
+
+    return np.isnan(flat).all(axis=1) if flat.dtype.kind == "f" else np.zeros(len(flat), bool)
 
 
 def _clean(flat: np.ndarray, steps: np.ndarray, layers: np.ndarray, name: str, out: Reading) -> np.ndarray:

@@ -20,6 +20,7 @@ class Facts:
         steps: Labels of steps; None where there are none.
         layers: Labels of layers; None where there are none.
         layout: The layout as noted to the user.
+        holes: Rows of nothing but NaN are cells that were not recorded.
         extra: Further facts for the batch: arm, engine, seed, ordered, sum_over_ranks.
     """
 
@@ -27,6 +28,7 @@ class Facts:
     steps: np.ndarray | None = None
     layers: np.ndarray | None = None
     layout: str = "arrays"
+    holes: bool = False
     extra: dict[str, Any] = field(default_factory=dict)
 
     def whole(self, key: str) -> int | None:

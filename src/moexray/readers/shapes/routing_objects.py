@@ -133,7 +133,8 @@ def _by_layer(
         return take_arrays({role_name: cube[0].astype(np.int64)}, facts, source, out)
     if not ranked and (cube[np.isfinite(cube)] != np.floor(cube[np.isfinite(cube)])).any():
         return False
-    inner = Facts(dict(facts.numbers), layers=np.array(layers), layout=facts.layout, extra=dict(facts.extra))
+    inner = Facts(dict(facts.numbers), layers=np.array(layers), layout=facts.layout, extra=dict(facts.extra),
+                  holes=len(cells) < len(steps) * len(layers))  # fmt: skip
     if ranked:
         inner.steps = np.array(steps)
         inner.layout = "iteration_layer vectors"

@@ -26,6 +26,7 @@ _TEXT_IDS = ("routed_experts", "routed_experts_b64", "routed_experts_base64")
 def take_records(records: list[dict[Any, Any]], facts: Facts, source: Source, out: Reading) -> bool:
     """Stacks records of one kind and fills the tables; returns whether they were about routing."""
     if devices := _device_lists(records):
+        facts.numbers["ep_size"] = float(devices.pop("ep_size"))
         return take_arrays(devices, facts, source, out)
     if _encoded(records[0]) and (encoded := [r for r in (_encoded(x) for x in records) if r]):
         taken = [_take_encoded(blob, facts, source, out) for blob in encoded]
@@ -42,7 +43,7 @@ def take_records(records: list[dict[Any, Any]], facts: Facts, source: Source, ou
     if "forward_pass_id" in rows[0] or (ranks is not None and len(set(ranks)) == 1 and steps is not None):
         facts.extra["sum_over_ranks"] = "forward_pass_id" in rows[0]
         if ranks is not None:
-            facts.numbers["rank"] = ranks[0]
+            facts.numbers["rank"] = float(ranks[0])
     arrays: dict[str, np.ndarray] = {}
     for name in names:
         built = _stack(rows, name, steps, layers, facts, out)
@@ -149,6 +150,7 @@ def _grid(
     if len(cells) == len(step_ids) * len(layer_ids):
         cube = np.zeros((len(step_ids), len(layer_ids), len(kept[0][1])), kept[0][1].dtype)
     else:
+        facts.holes = True
         cube = np.full((len(step_ids), len(layer_ids), len(kept[0][1])), np.nan)
     for (s, y), p in cells.items():
         cube[where[0][s], where[1][y]] = p
