@@ -11,6 +11,7 @@ import click
 
 from moexray.core.errors import MoexrayError
 from moexray.core.finding import SEVERITIES
+from moexray.core.limits.load import load_limits
 from moexray.diagnose.engine import Diagnosis, diagnose
 from moexray.faces.cli.screen import as_markdown, as_text
 from moexray.readers.read_any import read_any
@@ -27,10 +28,12 @@ __all__ = ["command"]
 @click.option("--force", is_flag=True, help="Overwrite an existing report.")
 @click.option("--fail-on", type=click.Choice([*SEVERITIES, "never"]), default="warn",
               show_default=True, help="Least severity that gives exit code 1.")
+@click.option("--limits", "limits_file", type=click.Path(dir_okay=False, path_type=Path),
+              help="TOML file that overrides thresholds, e.g. [routing] balancedness = 0.7.")
 @click.option("--no-redact", is_flag=True, help="Quote secrets, hosts and user names as they are.")
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 def command(
-    paths: tuple[str, ...], form: str, report: Path | None, fail_on: str,
+    paths: tuple[str, ...], form: str, report: Path | None, fail_on: str, limits_file: Path | None,
     *, force: bool, no_redact: bool, quiet: bool,
 ) -> None:
     """Say what broke, from whatever artefacts there are.
@@ -46,7 +49,7 @@ def command(
             _stop(f"{path} does not exist", "check the path; a folder or several files are fine")
     try:
         run = read_any(paths, None if quiet or not sys.stderr.isatty() else _progress)
-        result = diagnose(run, secrets=no_redact)
+        result = diagnose(run, load_limits(limits_file) if limits_file else None, secrets=no_redact)
         document = result.to_json()
         if report:
             from moexray.faces.report import render

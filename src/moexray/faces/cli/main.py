@@ -18,6 +18,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("diagnose", "moexray.faces.cli.diagnose", "Say what broke, from whatever artefacts there are."),
     ("explain", "moexray.faces.cli.explain", "What a verdict means and how it is decided."),
     ("inspect", "moexray.faces.cli.inspect", "What was read into which tables."),
+    ("memory", "moexray.faces.cli.memory", "Figures of an allocator snapshot, per device and pool."),
     ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
     ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
 )
