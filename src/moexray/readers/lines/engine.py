@@ -42,6 +42,8 @@ TRACES = re.compile(r"(?:include_)?traces?[=: ]+(true|false|1|0)\b", re.IGNORECA
 TOOK = re.compile(
     r"(?:took|in|duration[=:]?|elapsed[=:]?|after)[ =]*([\d.]+) ?(ms|s|seconds|sec)\b", re.IGNORECASE
 )
+# Forms too special to stand in prose; other kinds need the form of a log line around them.
+BARE = ("eplb.balance", "eplb.hotness", "eplb.done", "batch", "stats", "engine.rank")
 BATCH = re.compile(r"\b(Prefill|Decode|Mixed) batch\b")
 BATCH_FIELDS = (
     ("new_tokens", re.compile(r"#new-token: (\d+)")),
@@ -60,7 +62,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
         if len(text) < 8:
             continue
         event = _event(text)
-        if event is not None:
+        if event is not None and (line.known or line.t_s is not None or event[0].startswith(BARE)):
             found.append((line, *event))
     for line, kind, fields, phase in with_phases(found):
         out.add(
