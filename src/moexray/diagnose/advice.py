@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import posixpath
 import re
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.pattern import lazy
@@ -154,12 +154,8 @@ def expandable_segments(run: Run, _limits: Limits) -> list[Finding]:
         certain = [f for f in out if f.severity == "error"] or out
         best = max(certain, key=lambda f: f.confidence)
         evidence = tuple(e for f in certain for e in f.evidence)[:12]
-        return [Finding(**{**_fields(best), "evidence": evidence})]
+        return [replace(best, evidence=evidence)]
     return out
-
-
-def _fields(f: Finding) -> dict[str, Any]:
-    return {name: getattr(f, name) for name in Finding.__dataclass_fields__}
 
 
 def _unsafe(launch: Launch) -> Finding:

@@ -28,7 +28,8 @@ def host_oom(run: Run, _limits: Limits) -> list[Finding]:
                 kills, [r for r in rows if r["kind"] == "host.oom_kill" and r["fields"].get("by") == "limit"]
             )
         ]
-    deaths = [r for r in rows if r["kind"] == "host.killed"]
+    cleared = {r["source"] for r in rows if r["kind"] == "host.not_oom"}
+    deaths = [r for r in rows if r["kind"] == "host.killed" and r["source"] not in cleared]
     errors = [r for r in run.rows("oom") if r["kind"] in ("record", "bare")]
     unexplained = [d for d in deaths if not any(_explains(e, d) for e in errors)]
     return [_cannot_tell(unexplained)] if unexplained else []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.finding import Evidence, Finding, Subject
 from moexray.diagnose.advice import ID as UNSAFE
 from moexray.diagnose.advice import expandable_check, launches
+from moexray.diagnose.oom_buffers import explained, predict
 from moexray.diagnose.oom_numbers import Around, Decision, Figures, decide
 from moexray.diagnose.oom_remedies import remedies_for
 from moexray.diagnose.oom_series import growing, series_of
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["budget_of", "order_of_tests", "records_of"]
 
 SEPARATE = 4  # findings of one id; more devices are summed up in one
+OUTSIDE = ("mem.non_torch", "mem.non_torch_buffers", "mem.other_process")
 SHOWN = 8  # records quoted in one finding
 CONFIDENCE = {
     "mem.oversubscription": 0.9,
@@ -69,7 +72,7 @@ def order_of_tests(run: Run, limits: Limits) -> list[Finding]:
             context=story.budget.get("non_torch_bytes"),
             growing=story.series is not None,
         )
-        decisions = decide(story.figures, around, limits.memory)
+        decisions = _named(decide(story.figures, around, limits.memory), story, limits)
         for d in decisions:
             found.setdefault((d.id, row["rank"], row["device"]), []).append((d, story))
         if not any(d.id.startswith("mem.fragmentation") for d in decisions):
@@ -78,6 +81,18 @@ def order_of_tests(run: Run, limits: Limits) -> list[Finding]:
                 ruled_out.append((words, story))
     findings = [_finding(id, items, run, limits) for id, items in _grouped(found)]
     return [*_ranked(findings), *_negative(ruled_out), *_block(run, findings), *_earlier(run)]
+
+
+def _named(decisions: tuple[Decision, ...], s: Story, limits: Limits) -> tuple[Decision, ...]:
+    """Names the owner of memory outside PyTorch where the settings give it."""
+    outside = s.figures.non_torch
+    if s.buffers is None or outside is None:
+        return decisions
+    context = int(s.budget.get("non_torch_bytes") or limits.memory.context_bytes)
+    owner = explained(s.buffers, outside, context, limits.memory)
+    return tuple(
+        replace(d, id="mem.non_torch_buffers") if owner and d.id == "mem.non_torch" else d for d in decisions
+    )
 
 
 def records_of(run: Run) -> list[Row]:
@@ -101,8 +116,8 @@ def budget_of(run: Run, row: Row) -> dict[str, Any]:
     """The engine's budget lines that hold for a record: its own file's, before it, its worker's first."""
     lines = [r for r in run.rows("log") if r["kind"] == "mem.budget"]
     own = [r for r in lines if r["source"] == row["source"] and _number(r) <= _number(row)]
-    if not own and not any(r["source"] == row["source"] for r in run.rows("log")):
-        own = lines
+    if not own and len({r["source"] for r in run.rows("oom")}) == 1:
+        own = lines if len({r["source"] for r in lines}) == 1 else []
     mine = [r for r in own if r["worker"] == row["worker"]]
     budget: dict[str, Any] = {}
     for line in mine or own:
@@ -130,6 +145,7 @@ def _story(run: Run, row: Row, series: Sequence[Series], same: dict[tuple[Any, .
         runs=len({t["source"] for t in twins}),
         varied=_varied(run, twins),
         series=fits,
+        buffers=predict(run, row["source"]),
     )
 
 
@@ -223,13 +239,12 @@ def _settle(id: str, s: Story) -> tuple[str, ...]:
 
 def _ranked(findings: list[Finding]) -> list[Finding]:
     """Where memory outside PyTorch comes first, fragmentation of the same record stands below it."""
-    firsts = {f.subject: f.confidence for f in findings if f.id in ("mem.non_torch", "mem.other_process")}
+    firsts = {f.subject: f.confidence for f in findings if f.id in OUTSIDE}
     out = []
     for f in findings:
         above = firsts.get(f.subject)
         if f.id == "mem.fragmentation" and above is not None and f.confidence >= above:
-            fields = {n: getattr(f, n) for n in Finding.__dataclass_fields__}
-            out.append(Finding(**{**fields, "confidence": round(above - 0.05, 2)}))
+            out.append(replace(f, confidence=round(above - 0.05, 2)))
         else:
             out.append(f)
     return out

@@ -88,6 +88,8 @@ def _excess(id: str, s: Story) -> int | None:
 def _lower(s: Story, run: Run, amount: int | None) -> tuple[Remedy, ...]:
     if amount is None or amount <= 0 or not s.figures.total:
         return ()
+    if s.runs > 1 or s.row.get("phase") in ("start", "loading", "profiling"):
+        return ()  # the allocation comes before the KV cache is sized: the setting does not touch it
     by = step(amount, s.figures.total)
     if float(by) > 0.5:
         return ()  # nothing would be left for the model

@@ -11,11 +11,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from moexray.core.limits.memory import MemoryLimits
+    from moexray.diagnose.oom_buffers import Buffers
     from moexray.diagnose.oom_numbers import Decision, Figures
 
 __all__ = ["Story", "figures_text", "no_fragmentation", "size", "tell"]
 
 GIB = 1 << 30
+PHASES = {"loading": "while loading the weights", "profiling": "in the profiling run"}
 
 Told = tuple[str, float | None, float | None, str | None]  # claim, value, limit, unit
 
@@ -31,7 +33,7 @@ class Story:
         runs: Files that hold a record with the same numbers.
         varied: Settings that differ between those runs.
         series: (bytes per token, tokens that still fit, R2) of a growing activation.
-        captured: Bytes that graph capture took, from the log.
+        buffers: Predicted all-to-all buffers, if settings and shape give them.
     """
 
     row: Mapping[str, Any]
@@ -40,7 +42,7 @@ class Story:
     runs: int = 1
     varied: tuple[str, ...] = ()
     series: tuple[float, float, float] | None = None
-    captured: int | None = None
+    buffers: Buffers | None = None
 
 
 def size(value: float | None) -> str:
@@ -85,6 +87,8 @@ def figures_text(s: Story) -> str:
     over = _over_budget(s)
     if over is not None:
         values |= {"budget_bytes": s.budget.get("budget_bytes"), "over_budget_bytes": over}
+    if s.buffers is not None:
+        values |= {"buffers_bytes": s.buffers.size, "experts": s.buffers.experts, "tokens": s.buffers.tokens}
     values |= {k: s.budget.get(k) for k in ("weights_bytes", "kv_bytes", "activation_bytes", "utilisation")}
     return pairs({k: round(v, 5) if isinstance(v, float) else v for k, v in values.items()})
 
@@ -227,10 +231,8 @@ def _non_torch(s: Story, limits: MemoryLimits) -> Told:
     f = s.figures
     text = (
         f"{size(f.non_torch)} of this process's {size(f.process)} lie outside PyTorch's allocator "
-        f"({size(f.allocated)} "
-        f"allocated, {size(f.fragments)} reserved but unallocated) while {size(f.request)} were "
-        f"requested: the main lever "
-        "is outside PyTorch."
+        f"({size(f.allocated)} allocated, {size(f.fragments)} reserved but unallocated) while "
+        f"{size(f.request)} were requested: the main lever is outside PyTorch."
     )
     over = _over_budget(s)
     private = "unknown" if f.private is None else size(f.private)
@@ -247,8 +249,8 @@ def _non_torch(s: Story, limits: MemoryLimits) -> Told:
         text += f" Graph pools ({private}, inside the allocated part) are no owner of it."
     if f.fragments is not None and f.request is not None and f.fragments >= f.request:
         text += (
-            f" The fragments ({size(f.fragments)}) would have been enough, too: fragmentation is a "
-            f"second, real cause."
+            f" The fragments ({size(f.fragments)}) would have been enough, too: fragmentation is a second, "
+            "real cause."
         )
     limit = float(s.budget.get("non_torch_bytes") or limits.context_bytes)
     if over is not None and (f.non_torch or 0) - limit <= max(f.request or 0, f.fragments or 0):
@@ -257,7 +259,15 @@ def _non_torch(s: Story, limits: MemoryLimits) -> Told:
 
 
 def _buffers(s: Story, limits: MemoryLimits) -> Told:
-    return _non_torch(s, limits)
+    text, _, _, _ = _non_torch(s, limits)
+    b = s.buffers
+    if b is None:
+        return text, s.figures.non_torch, None, "bytes"
+    text += (
+        f" The all-to-all buffers account for {size(b.size)} of it: {b.experts} experts x {b.tokens} tokens "
+        f"per rank x {b.token_bytes} bytes per token (dispatch + combine) x {b.copies} copies."
+    )
+    return text, float(b.size), s.figures.non_torch, "bytes"
 
 
 def _fragmentation(s: Story, _: MemoryLimits) -> Told:
@@ -319,6 +329,8 @@ def _exhaustion(s: Story, _: MemoryLimits) -> Told:
         f"{_request(s)}, {size(f.free)} free + {size(f.fragments)} reserved but unallocated = {size(both)}: "
         f"{verdict}."
     )
+    if s.row.get("phase") in PHASES:
+        text += f" It happened {PHASES[s.row['phase']]}, before the KV cache is sized."
     if f.pool:
         text += (
             f" The fragments are {percent(f.fragments, f.pool)} of the pool, so an allocator setting "

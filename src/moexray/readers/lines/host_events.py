@@ -51,6 +51,10 @@ def host_event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
         found = _kernel(text) or _runtime(text)
         if found:
             return "host.oom_kill", found
+    if "oomkilled" in low and _NOT_OOM.search(text):
+        return "host.not_oom", {}
+    if m := _CONTAINER_EXIT.search(text):
+        return "host.killed", {"exit_code": m[1]}
     if ("137" in low or "-9" in low or "kill" in low or "signal" in low) and _DIED.search(text):
         m = _SIGKILL.search(text)
         if m and not _ORDERLY.search(text):
@@ -58,6 +62,8 @@ def host_event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
     return None
 
 
+_NOT_OOM = lazy(r"\bOOMKilled\"?'?\s*[:=]\s*\"?false\b", re.IGNORECASE)
+_CONTAINER_EXIT = lazy(r"^\W*exit[ _]?code\"?\s*[:=]\s*(137)\b", re.IGNORECASE)
 _ORDERLY = lazy(r"(?i)graceful|on request|by user|shutting down|stopping|scale|preempt|drain|requested")
 
 

@@ -69,6 +69,10 @@ PAIR = lazy(
 PRINTED = lazy(
     r"\b(PYTORCH_(?:CUDA_|HIP_)?ALLOC_CONF)\b\s*(?:=|:|is set to|is)?\s*[\"']?([a-z_]+:[\w.\[\]:>,-]+)"
 )
+SHAPE = lazy(
+    r"[\"']?\b(hidden_size|hidden_dim|n_routed_experts|num_experts|num_local_experts|num_experts_per_tok"
+    r"|num_redundant_experts|num_hidden_layers|moe_intermediate_size)[\"']?\s*[:=]\s*(\d+)\b(?!\.)"
+)
 LONGEST = 60  # lines of one command
 
 
@@ -227,6 +231,9 @@ def _environment(lines: Sequence[Line], at: int, out: Reading) -> int:
             return 2
     if (m := EXPORT.match(text)) and is_setting_name(m[1]) and not COMMENT.match(text):
         _add(out, line, [(m[1], m[2] or m[3] or m[4] or "", "environment")], text)
+    elif "hidden" in text or "experts" in text:
+        shape = [(m[1], m[2], "config") for m in SHAPE.finditer(text)]
+        _add(out, line, shape, text)
     elif (m := PRINTED.search(text)) and not ADVICE.search(text):
         _add(out, line, [(m[1], m[2].rstrip(".,"), "log")], text)
     return 1

@@ -8,7 +8,8 @@ Kinds in the table `log` and their fields (bytes as integers, absent where not p
     mem.activation     bytes, tokens, per_token_bytes, what (the line without its numbers)
     mem.custom_all_reduce  state: "off", "failed"
     host.oom_kill      by, pid, name, anon_rss_bytes, usage_bytes, limit_bytes, memcg
-    host.killed        exit_code, reason: a process died by signal 9, nobody said why
+    host.killed        exit_code: a process died by signal 9, nobody said why
+    host.not_oom       the container runtime says that memory was not the reason
     gpu.xid            xid, pci, pid, name
 """
 
@@ -63,7 +64,7 @@ _BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("weights", rf"(?:model )?weights(?: memory)?(?: take|:| took)? ?{_S}"),
         ("weights", rf"model (?:weights|loading) (?:take|took) {_S}"),
         ("weights", rf"{_S} for (?:model )?weights?\b"),
-        ("non_torch", rf"non[-_ ]torch(?:[-_ ][a-z]+){0, 3}(?: takes|:| is)? {_S}"),
+        ("non_torch", rf"non[-_ ]torch(?:[-_ ][a-z]+){{0,3}}(?: takes|:| is)? {_S}"),
         ("non_torch", rf"{_S} for non-torch"),
         ("activation", rf"activation(?: peak)?(?: memory)?(?: takes|:) {_S}"),
         ("activation", rf"torch peak memory(?: increase)?: {_S}"),
@@ -75,7 +76,7 @@ _BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     )
 )
 _BUDGET_WORDS = lazy(
-    r"(?i)weights?\b|kv[ _]cache|KV size|memory (?:budget|util|profil)|requested memory|non[-_ ]torch"
+    r"(?i)weights?\b|kv[ _]cache|KV size|memory[ _](?:budget|util|profil)|requested memory|non[-_ ]torch"
     r"|loading took"
 )
 _KV_PARTS = lazy(rf"(?i)\bK size: {_S}, V size: {_S}")

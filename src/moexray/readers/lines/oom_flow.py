@@ -110,8 +110,7 @@ def flows(lines: Sequence[Line]) -> Iterator[Flow]:
             elif line.quoted or text[:1] in ">|│┃║ " or " | " in text[:64]:
                 text = _GUTTER.sub("", text)
             piece = squeeze(text)
-            if len(piece) > 70 and piece.endswith("="):
-                piece = piece[:-1]  # soft break of quoted-printable mail
+            piece = piece.removesuffix("=")  # soft break of quoted-printable mail
             shared = _speaker(line.text) or shared
             starts.append(at)
             pieces.append(piece)
