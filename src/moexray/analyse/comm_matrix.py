@@ -169,27 +169,45 @@ def slow_pairs(batch: Batch, ratio: float) -> Outlier | None:
     """What stands out in a matrix of waits, rows being receivers.
 
     A source that all wait for is late or slow; if it also waits long itself, its link is slow in
-    both directions; single pairs are a slow link.
+    both directions; single pairs are a slow link. Ranks are compared with the pairs that do not
+    concern them, so that half of a small matrix may be slow.
     """
     ranks, matrix = dense(batch)
     if batch.attrs["rows_are"] == "sender":
         matrix = matrix.T
-    off = ~np.eye(len(ranks), dtype=bool) & ~np.isnan(matrix)
-    if len(ranks) < 3 or off.sum() < 6:
+    matrix[np.eye(len(ranks), dtype=bool)] = np.nan  # nobody waits for itself
+    if len(ranks) < 3 or np.isnan(matrix).sum() > len(ranks):
         return None
-    median = float(np.median(matrix[off]))
-    if median <= 0:
+    sources, receivers = set(), set()
+    for i in range(len(ranks)):
+        rest = np.delete(np.delete(matrix, i, axis=0), i, axis=1)
+        usual = float(np.nanmedian(rest))
+        if usual > 0 and np.nanmin(matrix[:, i]) >= ratio * usual:
+            sources.add(i)
+        if usual > 0 and np.nanmin(matrix[i]) >= ratio * usual:
+            receivers.add(i)
+    both = sources & receivers
+    for kind, chosen in (("rank", both), ("source", sources), ("receiver", receivers)):
+        if chosen and 2 * len(chosen) <= len(ranks):
+            return _outlier(ranks, matrix, kind, sorted(chosen))
+    median = float(np.nanmedian(matrix))
+    at = np.argwhere(np.nan_to_num(matrix) >= ratio * median) if median > 0 else np.empty((0, 2), dtype=int)
+    if not len(at) or 4 * len(at) > len(ranks) * (len(ranks) - 1):
         return None
-    slow = off & (matrix >= ratio * median)
-    if not slow.any() or slow.sum() > off.sum() / 2:
-        return None
-    cols, rows = slow.sum(axis=0), slow.sum(axis=1)
-    full_col = [i for i in range(len(ranks)) if cols[i] and cols[i] == off[:, i].sum()]
-    full_row = [i for i in range(len(ranks)) if rows[i] and rows[i] == off[i].sum()]
-    both = [i for i in full_col if i in full_row]
-    kind, chosen = ("rank", both) if both else ("source", full_col) if full_col else ("receiver", full_row)
-    if not chosen:
-        kind = "pair"
-    at = [(ranks[i], ranks[j]) for i, j in np.argwhere(slow).tolist()]
-    worst = float(matrix[slow].max())
-    return Outlier(kind, tuple(ranks[i] for i in chosen), worst, median, tuple(at[:UNEVEN_PAIRS_SHOWN]))
+    pairs = tuple((ranks[i], ranks[j]) for i, j in sorted(at.tolist(), key=lambda c: -matrix[c[0], c[1]]))
+    return Outlier("pair", (), float(np.nanmax(matrix)), median, pairs[:UNEVEN_PAIRS_SHOWN])
+
+
+def _outlier(ranks: list[int], matrix: Any, kind: str, chosen: list[int]) -> Outlier:
+    """The pairs of the chosen ranks against all others."""
+    mine = np.zeros(matrix.shape, dtype=bool)
+    if kind in ("rank", "source"):
+        mine[:, chosen] = True
+    if kind in ("rank", "receiver"):
+        mine[chosen, :] = True
+    mine &= ~np.isnan(matrix)
+    pairs = tuple((ranks[i], ranks[j]) for i, j in np.argwhere(mine).tolist())
+    usual = float(np.nanmedian(np.where(mine, np.nan, matrix)))
+    return Outlier(
+        kind, tuple(ranks[i] for i in chosen), float(matrix[mine].max()), usual, pairs[:UNEVEN_PAIRS_SHOWN]
+    )

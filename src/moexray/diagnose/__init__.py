@@ -113,6 +113,7 @@ RULES: tuple[Rule, ...] = (
 
 EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit("waits", "moexray.diagnose.timeline_exhibits:waits", ("trace",)),
+    Exhibit("waits", "moexray.diagnose.comm_flight:waits", ("comm_flight",)),
     Exhibit("series", "moexray.diagnose.timeline_exhibits:series", ("trace",)),
     Exhibit("spans", "moexray.diagnose.timeline_exhibits:spans", ("trace",)),
     Exhibit("ledger", "moexray.diagnose.oom_ledger:ledger", ("oom",)),

@@ -286,8 +286,8 @@ def _several_groups(groups: list[GroupState]) -> Finding:
         severity="info",
         confidence=0.45,
         claim=(
-            f"Ranks wait in several groups at once: {'; '.join(said[:6])}. The culprit is a rank that a group "
-            "waits for while it waits in another one; who is in the groups is not known, so it cannot be told."
+            f"Ranks wait in several groups at once: {'; '.join(said[:6])}. The culprit is one that a group "
+            "waits for while it waits in another; who is in the groups is not known, so it cannot be told."
         ),
         value=float(len(groups)),
         unit="count",

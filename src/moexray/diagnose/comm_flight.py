@@ -64,7 +64,7 @@ def _positions(dumps: Recorders, run: Run) -> list[Finding]:
             continue
         alone = len(front) == 1 and not late
         if (alone or len(suspects) > len(front)) and not late:
-            weak += _cannot_tell(group, front, suspects)
+            weak += _cannot_tell(dumps, group, front, suspects)
         else:
             strong.append(_missing(group, front, late, suspects, run))
     return strong[:1] or weak[:1]
@@ -144,13 +144,20 @@ def _is(ranks: list[int]) -> str:
     return "is" if len(ranks) == 1 else "are"
 
 
-def _cannot_tell(group: GroupView, front: dict[int, int], suspects: list[int]) -> list[Finding]:
+def _cannot_tell(
+    dumps: Recorders, group: GroupView, front: dict[int, int], suspects: list[int]
+) -> list[Finding]:
     """Too few dumps: what the others do is not known. Silent unless something is open for long."""
     age = 0.0
     for rank, seq in front.items():
         p = group.positions[rank]
         if seq in p.entries:
-            last = max(e.created_ns for e in p.entries.values())
+            last = max(
+                e.created_ns
+                for g in dumps.groups.values()
+                if rank in g.positions
+                for e in g.positions[rank].entries.values()
+            )
             age = max(age, (last - p.entries[seq].created_ns) / 1e9)
     if age < SINGLE_AGE_S:
         return []
@@ -177,16 +184,16 @@ def _near_timeout(dumps: Recorders, limits: Limits) -> list[Finding]:
     """comm.timeout_near: the longest wait of an operation that completed, against its own limit."""
     best: tuple[float, GroupView, int, int] | None = None
     for group in dumps.groups.values():
+        shares: dict[int, list[tuple[float, int]]] = {}
         for rank, p in group.positions.items():
             for seq, e in p.entries.items():
-                if (
-                    e.done
-                    and e.timeout_s > 0
-                    and limits.comm.timeout_near_ratio <= e.wait_s / e.timeout_s < 1
-                ):
-                    share = e.wait_s / e.timeout_s
-                    if best is None or share > best[0]:
-                        best = (share, group, seq, rank)
+                if e.done and e.timeout_s > 0 and e.wait_s > 0:
+                    shares.setdefault(seq, []).append((e.wait_s / e.timeout_s, rank))
+        for seq, of_ranks in shares.items():
+            share, rank = max(of_ranks, key=lambda item: (item[0], -item[1]))
+            near = limits.comm.timeout_near_ratio <= share < 1  # beyond it: it has timed out already
+            if near and (best is None or share > best[0]):
+                best = (share, group, seq, rank)
     if best is None:
         return []
     share, group, seq, rank = best
@@ -277,6 +284,8 @@ def _rank_set(dumps: Recorders, suspects: set[int]) -> list[Finding]:
 
 def waits(run: Run) -> list[dict[str, object]]:
     """Exhibit: how late each rank launched the collectives that all dumps share, and how long it waited."""
+    if "trace" in run.present:
+        return []  # traces tell it better
     return [row for dumps in recorders(run) for row in _waits_of(dumps)]
 
 

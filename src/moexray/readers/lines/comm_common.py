@@ -33,6 +33,7 @@ START_WORDS = (
 EXAMPLE = re.compile(
     r"(?:e\.g\.|for example|example:|if you (?:ever )?see|looks like|such as)\W*$", re.IGNORECASE
 )
+TAGS = re.compile(r"(?:\[[^\[\]]{0,120}\]:?\s*)+$")  # "[rank0]:[E311 07:12:30 x.cpp:632] "
 
 
 def raw(line: Line) -> str:
@@ -47,7 +48,7 @@ def window(lines: Sequence[Line], at: int, more: int = 3) -> str:
 
 def is_example(text: str, start: int) -> bool:
     """True if the message that starts there is quoted in a sentence, a comment or program source."""
-    before = text[:start].rstrip()
+    before = TAGS.sub("", text[:start]).rstrip()
     if before.lstrip().startswith(("#", "//", "*")):
         return True
     return (

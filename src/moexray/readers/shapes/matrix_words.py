@@ -57,7 +57,7 @@ def label(text: str) -> tuple[str, int] | None:
     if m is None:
         return None
     named = words(m["word"])
-    if all(w in RANKS or w in SENDERS or w in RECEIVERS or w in SENT or w in RECEIVED for w in named):
+    if all(w in RANKS or w in SENDERS or w in RECEIVERS or w in SENT | RECEIVED | WAITED for w in named):
         return m["word"], int(m["index"])
     return None
 
