@@ -233,7 +233,9 @@ def dropped_outputs(run: Run, limits: Limits) -> list[Finding]:
         routed, combined = sent.tokens.sum(axis=0), back.tokens.sum(axis=0)
         ranks = sent.attrs.get("ep_size") == len(sent.layers) and len(sent.layers) > 1
         if ranks:  # rows are ranks: an expert counts only if it is lost on all of them
-            routed, combined = routed.sum(axis=0, keepdims=True), combined.sum(axis=0, keepdims=True)
+            everywhere = ((combined < routed) | (routed == 0)).all(axis=0)
+            combined = np.where(everywhere, combined, routed).sum(axis=0, keepdims=True)
+            routed = routed.sum(axis=0, keepdims=True)
         lost = (routed > 0) & (combined < routed)
         gone = (routed > 0) & (combined == 0)
         most = lost.sum() > 0.5 * (routed > 0).sum()
