@@ -46,6 +46,8 @@ STEP_NAMES = (
     re.compile(r"(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE),
 )
 LAUNCH = re.compile(r"(?:cuda|hip|cu|xpu)\w*Launch\w*")
+# A kernel marks steps if it runs at least 8 times over most of the trace, mostly at like distances.
+PERIOD_LEAST, PERIOD_SPAN, PERIOD_SPREAD, PERIOD_SHARE, PERIOD_TRIES = 8, 0.8, 0.25, 0.6, 40
 # Kernels that move data between ranks (or wait for it), by library; a maintained table.
 COMM_KERNELS = re.compile(
     r"nccl(?:Dev)?Kernel|ncclGenericKernel|ncclSymDevKernel|ncclDevFunc|rccl\w*Kernel|msccl"
@@ -66,7 +68,8 @@ class Steps:
     Args:
         start, end: ns.
         label: Step number where the annotation has one, else its position.
-        derived: Where they come from: "annotation" or "launch" (periods of graph launches).
+        derived: Where they come from: "annotation", "launch" (between graph launches), "period"
+            (between launches of a kernel that comes back regularly), or "none".
     """
 
     start: NDArray[np.int64]
@@ -203,8 +206,23 @@ class Profile:
         if len(rows) >= 8:
             start = self.start[rows]
             return Steps(start[:-1], start[1:], np.arange(len(start) - 1), "launch")
+        return self._periodic()
+
+    def _periodic(self) -> Steps:
+        """Windows between the launches of the rarest kernel that comes back regularly."""
+        kernels = np.flatnonzero(self.of(KERNEL))
+        ids, counts = np.unique(self.name[kernels], return_counts=True)
+        span = self.end[kernels].max() - self.start[kernels].min() if len(kernels) else 0
+        for name in ids[np.argsort(counts, kind="stable")][:PERIOD_TRIES].tolist():
+            start = self.start[kernels[self.name[kernels] == name]]
+            gaps = np.diff(start)
+            if len(start) < PERIOD_LEAST or start[-1] - start[0] < PERIOD_SPAN * span:
+                continue
+            middle = np.median(gaps)
+            if np.mean(np.abs(gaps - middle) <= PERIOD_SPREAD * middle) >= PERIOD_SHARE:
+                return Steps(start[:-1], start[1:], np.arange(len(gaps)), "period")
         none = np.empty(0, np.int64)
-        return Steps(none, none, none, "annotation")
+        return Steps(none, none, none, "none")
 
     def _annotated(self, rows: NDArray[np.int64], pattern: re.Pattern[str]) -> Steps:
         lanes, counts = np.unique(self.lane[rows], return_counts=True)

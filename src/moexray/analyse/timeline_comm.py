@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moexray.analyse.timeline import DRIVER, RUNTIME, captures, profiles
+from moexray.analyse.timeline import ANNOTATION, DRIVER, RUNTIME, captures, profiles
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -23,6 +23,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Capture", "Collectives", "Offset", "launch_times", "match", "op_name", "survey"]
 
+# Point-to-point and rooted operations: one side waits by design, its shorter partner is not late.
+ONE_SIDED = re.compile(
+    r"(?:^|[^a-z])(?:i?send|i?recv|batch_isend_irecv|coalesced)$"
+    r"|^_?(?:broadcast|reduce|gather|scatter)(?:_oop|_single)?$|Kernel_(?:Broadcast|Reduce)_",
+    re.IGNORECASE,
+)
+POINT_TO_POINT = re.compile(r"^nccl:(?:i?send|i?recv)\b", re.IGNORECASE)
 MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
 MIN_TOLERANCE_NS = 50_000
 
@@ -226,11 +233,14 @@ def match(profiles: list[Profile]) -> Collectives:
     unnumbered: dict[str, dict[int, list[int]]] = {}
     for rank, profile in enumerate(profiles):
         known = _metadata(profile)
+        pairs = len(profile.named(POINT_TO_POINT, ANNOTATION)) > 0
         seen: dict[Any, int] = {}
         for row in profile.comm_rows.tolist():
             op, group, seq, size, members = known.get(row, (None, None, -1, -1, -1))
+            name = op or op_name(profile.names[profile.name[row]])
+            if ONE_SIDED.search(name) or (pairs and op is None and "SendRecv" in name):
+                continue
             if seq < 0:
-                name = op or op_name(profile.names[profile.name[row]])
                 unnumbered.setdefault(name, {}).setdefault(rank, []).append(row)
                 continue
             nth = seen.get((group, seq), 0)

@@ -39,15 +39,14 @@ RELEASE = re.compile(
 )
 DEVICE_MEMORY = re.compile(f"{ALLOCATE.pattern}|{RELEASE.pattern}")
 EMPTY_CACHE = re.compile(r"\bempty_?cache\b", re.IGNORECASE)
-COLLECT = re.compile(
-    r"python[ _]?gc\b|\bgc[._:]+collect|\bgc[ _]?(?:pause|gen)|garbage[ _]?collect", re.IGNORECASE
-)
+COLLECT = re.compile(r"(?:\b|_)gc(?:\b|_)|garbage[ _]?collect", re.IGNORECASE)
 COMPILE = re.compile(
     r"compiler?\.py|\bcompile\b|make_cubin|triton/runtime/jit|nvrtcCompile|_inductor/|torch/_dynamo"
     r"|deep_?gemm/jit|cuModuleLoad|cuLibraryLoad|cudaLibraryLoad|hipModuleLoad|\bjit[_ ](?:compile|build)",
     re.IGNORECASE,
 )
 REARRANGE = re.compile(r"eplb|rearrang|rebalance_?expert|expert_?(?:move|transfer|migrat)", re.IGNORECASE)
+TRIFLE_NS = 50_000  # a release below this had nothing to wait for: start-up
 MOSTLY = 0.5  # share of a silence that a record must cover to explain it
 BUSY = 0.2  # share of a silence in which the device may compute and the silence still costs time
 
@@ -104,7 +103,8 @@ def alloc_calls(profile: Profile) -> AllocCalls:
     step = steps.of(profile.start[rows])
     freeing = np.array([bool(RELEASE.search(n)) for n in profile.names], bool)
     release = freeing[profile.name[rows]] if len(rows) else np.empty(0, bool)
-    inside = (step >= 0) & ~np.isin(step, _warm_up(step, release, len(steps)))
+    freed = np.where(release, profile.end[rows] - profile.start[rows], 0)
+    inside = (step >= 0) & ~np.isin(step, _warm_up(step, freed, len(steps)))
     outside = int(np.count_nonzero(~inside))
     rows, step, release = rows[inside], step[inside], release[inside]
     start, end = profile.start[rows], profile.end[rows]
@@ -115,12 +115,12 @@ def alloc_calls(profile: Profile) -> AllocCalls:
     return AllocCalls(rows, step, release, total, exposed, found, outside)
 
 
-def _warm_up(step: NDArray[np.int64], release: NDArray[np.bool_], steps: int) -> list[int]:
-    """The first steps of the trace as long as they only allocate, at most a tenth of all (or two)."""
+def _warm_up(step: NDArray[np.int64], freed: NDArray[np.int64], steps: int) -> list[int]:
+    """The first steps of the trace as long as they hardly release, at most a tenth of all (or two)."""
     head: list[int] = []
     while len(head) < max(2, steps // 10):
         here = step == len(head)
-        if not here.any() or release[here].any():
+        if not here.any() or freed[here].sum() > TRIFLE_NS:
             break
         head.append(len(head))
     return head

@@ -25,6 +25,7 @@ __all__ = ["find"]
 
 MS = 1e6
 SHOWN = 4
+DERIVED_LEAST = 3  # steps with calls that must be seen where steps are not annotated but derived
 MOST_RANKS = 1 << 16  # a world size above is taken for damage
 
 
@@ -46,7 +47,7 @@ def allocator(profiles: list[Profile], limits: Limits) -> list[Finding]:
         if not len(profile.steps):
             continue
         calls = alloc_calls(profile)
-        if not len(calls.steps):
+        if len(calls.steps) < (1 if profile.steps.derived == "annotation" else DERIVED_LEAST):
             continue
         time = profile.steps.duration[calls.steps]
         share = float(calls.exposed.sum() / max(1, time.sum()))

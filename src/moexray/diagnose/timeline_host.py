@@ -51,7 +51,8 @@ def _that_cost(profile: Profile, still: Silences, capture: Capture) -> NDArray[n
     """Silences that others waited for; on a rank alone: those inside a step."""
     c = capture.collectives
     if not len(c) or profile not in c.profiles:
-        return np.flatnonzero(still.step >= 0)
+        annotated = profile.steps.derived == "annotation"  # only these tell work from idle time
+        return np.flatnonzero((still.step >= 0) & annotated)
     rank = c.profiles.index(profile)
     mine = np.flatnonzero((c.late == rank) & c.present[rank])
     keep = []

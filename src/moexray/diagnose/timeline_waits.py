@@ -52,7 +52,7 @@ def waits(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
         return near
     t = limits.timeline
     late = late_ranks(c, t.lateness_ratio, t.burst_steps, t.lone_factor)
-    found = [_straggler(c, x, limits) for x in late]
+    found = [_straggler(c, x, limits) for x in late] or _absent(c, limits)
     return [*found, *_slow(c, limits), *near]
 
 
@@ -159,6 +159,7 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
     lateness = float(np.median(c.lateness[columns]))
     where = f" in steps {steps.min()}-{steps.max()}" if (steps >= 0).all() else ""
     members = sorted({c.profiles[r].who for r in np.flatnonzero(c.present[:, columns].any(axis=1))})
+    among = f" among {', '.join(members[:8])}" if len(members) < len(c.profiles) else ""
     values = {
         "slow_ms": middle / MS, "normal_ms": usual / MS, "lateness_ms": lateness / MS,
         "slow": len(columns), "normal": slow.normal, "elements": int(slow.size) if slow.size >= 0 else None,
@@ -171,7 +172,7 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
             confidence=0.85,
             claim=(
                 f"{slow.op} takes {middle / MS:.3g} ms instead of {usual / MS:.3g} ms for the same size in "
-                f"{len(columns)} of {len(columns) + slow.normal} cases{where}, although all ranks had "
+                f"{len(columns)} of {len(columns) + slow.normal} cases{where}{among}, although all ranks had "
                 f"arrived "
                 f"(lateness {lateness / MS:.2g} ms = {lateness / middle:.1%}): the transfer itself is slow."
             ),
@@ -245,6 +246,40 @@ def _limit_in_force(run: Run, limits: Limits) -> tuple[float, str]:
         if value > 0:
             return value, f"{row['key']} in {row['source']}"
     return limits.comm.default_timeout_s, DEFAULT
+
+
+def _absent(c: Collectives, limits: Limits) -> list[Finding]:
+    """A question: all ranks that are there wait equally long, and members of the group are missing."""
+    columns = np.flatnonzero(~c.complete)
+    if not len(columns) or not np.isfinite(c.step_ns):
+        return []
+    worlds = [p.world_size for p in c.profiles if p.world_size]
+    missing = sorted(set(range(max(worlds, default=0))) - {p.rank for p in c.profiles if p.rank is not None})
+    usual = float(np.median(c.transfer[columns]))
+    longest = float(c.transfer[columns].max())
+    if longest < limits.timeline.burst_steps * max(c.step_ns, usual):
+        return []
+    who = ", ".join(f"rank {r}" for r in missing[:8]) or "a rank that is not here"
+    values = {"shortest_ms": longest / MS, "median_ms": usual / MS, "step_ms": c.step_ns / MS}
+    return [
+        Finding(
+            id="comm.straggler_wait",
+            severity="info",
+            confidence=0.45,
+            claim=(
+                f"All {len(c.profiles)} traced ranks sit up to {longest / MS:.4g} ms in one collective "
+                f"(median {usual / MS:.3g} ms). Whether {who} came late or the transfer took that long, "
+                f"these traces "
+                "cannot tell."
+            ),
+            value=longest / 1e9,
+            limit=limits.timeline.burst_steps * c.step_ns / 1e9,
+            unit="s",
+            evidence=(Evidence(c.profiles[0].source, "shortest duration over ranks", pairs(values)),),
+            settle_with=tuple(f"trace of rank {r}" for r in missing[:8]) or ("traces of the other ranks",),
+            cost=longest / 1e9,
+        )
+    ]
 
 
 def _one_rank(profile: Profile, limits: Limits) -> list[Finding]:
