@@ -189,9 +189,8 @@ def _cannot_tell(launch: Launch) -> Finding:
         id=ID,
         severity="info",
         confidence=0.4,
-        claim="Custom all-reduce (legacy CUDA IPC) failed; expandable segments would explain that, but "
-        "the allocator "
-        "setting is not known.",
+        claim="Custom all-reduce (legacy CUDA IPC) failed; expandable segments would explain that, but the "
+        "allocator setting is not known.",
         evidence=_failures(launch),
         remedies=(remedy("disable-custom-all-reduce"),),
         settle_with=("the launch line with PYTORCH_ALLOC_CONF / PYTORCH_CUDA_ALLOC_CONF",),

@@ -51,8 +51,8 @@ def _killed(kills: list[Row], limits_seen: list[Row]) -> Finding:
     claim = f"The host ran out of memory and {by} killed {who}; the GPU's memory is not the cause."
     if len(pids) > 1:
         claim = (
-            f"The host ran out of memory and {by} killed {len(pids)} processes, first {who}; the GPU is "
-            f"not the cause."
+            f"The host ran out of memory and {by} killed {len(pids)} processes, first {who}; the GPU is not "
+            "the cause."
         )
     if facts.get("anon_rss_bytes"):
         claim += f" It held {size(facts['anon_rss_bytes'])} of anonymous memory"
@@ -102,8 +102,7 @@ def _cannot_tell(deaths: list[Row]) -> Finding:
         severity="info",
         confidence=0.3,
         claim=f"{len(deaths)} process(es) died by signal 9 and no line says who sent it: the kernel's "
-        f"memory killer would "
-        "look like this, so would an operator or a supervisor.",
+        "memory killer would look like this, so would an operator or a supervisor.",
         evidence=tuple(Evidence(r["source"], r["where"], r["text"]) for r in deaths[:SHOWN]),
         settle_with=("kernel log of that time (dmesg, journalctl -k)", "container status with its reason"),
     )

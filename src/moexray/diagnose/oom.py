@@ -277,9 +277,8 @@ def _block(run: Run, findings: Sequence[Finding]) -> list[Finding]:
                     id=UNSAFE,
                     severity="info",
                     confidence=0.9,
-                    claim=f"Expandable segments, the usual advice for fragmentation, are not offered: "
-                    f"{words} is in use, "
-                    "and they do not work together.",
+                    claim="Expandable segments, the usual advice for fragmentation, are not offered: "
+                    f"{words} is in use, and they do not work together.",
                     evidence=(Evidence(rows[0]["source"], rows[0]["where"], rows[0]["text"]),),
                 )
             ]
@@ -296,9 +295,8 @@ def _earlier(run: Run) -> list[Finding]:
             id="not:mem.oom_unexplained",
             severity="info",
             confidence=0.7,
-            claim=f"{len(rows)} out-of-memory message(s) are of an earlier process: the server started "
-            f"and served again "
-            "afterwards.",
+            claim=f"{len(rows)} out-of-memory message(s) are of an earlier process: the server started and "
+            "served again afterwards.",
             evidence=tuple(Evidence(r["source"], r["where"], r["text"]) for r in rows[:3]),
         )
     ]

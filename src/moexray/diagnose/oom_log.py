@@ -38,10 +38,9 @@ def retries_recovered(run: Run, _limits: Limits) -> list[Finding]:
         values |= {f"{n}_bytes": smallest[f"{n}_bytes"] for n in ("request", "free", "total")}
         evidence.insert(0, Evidence(held[0]["source"], held[0]["where"], pairs(values)))
         claim = (
-            f"{len(held)} device allocations failed at first ({lines} warning lines"
-            f"{f' on {len(devices)} devices' if len(devices) > 1 else ''}) and succeeded after cached "
-            f"blocks were released: "
-            "no error follows. Each one is costly (blocks given back, device synchronised), not fatal."
+            f"{len(held)} device allocations failed at first ({lines} warning linesf' on {len(devices)} "
+            "devices' if len(devices) > 1 else '') and succeeded after cached blocks were released: no "
+            "error follows. Each one is costly (blocks given back, device synchronised), not fatal."
         )
     if counters:
         count = sum(c["num_alloc_retries"] for c in counters)
@@ -108,8 +107,8 @@ def graph_pool_large(run: Run, limits: Limits) -> list[Finding]:
         )
     else:
         claim = (
-            f"Graph capture took {size(worst['cost'])}, {worst['times']:.1f} times what another engine "
-            f"took here."
+            f"Graph capture took {size(worst['cost'])}, {worst['times']:.1f} times what another engine took "
+            "here."
         )
     others = [c for c in captures if c["source"] != worst["source"] and c["cost"] < worst["cost"]]
     if others:

@@ -134,8 +134,6 @@ def decide(f: Figures, around: Around, limits: MemoryLimits) -> tuple[Decision, 
         near = f.missing <= margin("request", "free", "fragments")
         return (Decision("mem.capture_headroom", "mem.fragmentation_contributes" if near else ""),)
     found = _outside(f, around, limits, margin)
-    if found and found[0].id == "mem.other_process":
-        return found
     inside = _fragments(f, margin)
     if found:
         return (*found, *(d for d in inside if d.id == "mem.fragmentation"))

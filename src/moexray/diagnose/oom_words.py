@@ -113,14 +113,13 @@ def no_fragmentation(s: Story) -> str | None:
     if f.missing is not None and f.missing > 0:
         return (
             f"Not fragmentation: {size(f.free)} free + {size(f.fragments)} fragments = "
-            f"{size(f.free + f.fragments)} "
-            f"< {size(f.request)} requested, so even perfect compaction would not do.{share}"
+            f"{size(f.free + f.fragments)} < {size(f.request)} requested, so even perfect compaction would "
+            f"not do.{share}"
         )
     if f.free >= f.request:
         return (
             f"Not fragmentation: {size(f.free)} are free for a request of {size(f.request)}, so the "
-            f"fragments "
-            f"({size(f.fragments)}) prove nothing."
+            f"fragments ({size(f.fragments)}) prove nothing."
         )
     return None
 
@@ -149,8 +148,8 @@ def _oversubscription(s: Story, _: MemoryLimits) -> Told:
 
 def _unexplained(_s: Story, _: MemoryLimits) -> Told:
     text = (
-        "An allocation on the device failed, but the message holds no numbers: it cannot be told whether it "
-        "was exhaustion, fragmentation, another process or a limit."
+        "An allocation on the device failed, but the message holds no numbers: it cannot be told whether "
+        "it was exhaustion, fragmentation, another process or a limit."
     )
     return text, None, None, None
 
@@ -159,9 +158,8 @@ def _limit(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     times = (f.free or 0) / (f.request or 1)
     text = (
-        f"{_request(s)} and refused although the device reports {size(f.free)} free ({times:,.1f} times "
-        f"the request): "
-        "a limit below the card's size refused it, not the capacity of the card."
+        f"{_request(s)} and refused although the device reports {size(f.free)} free ({times:,.1f} times the "
+        "request): a limit below the card's size refused it, not the capacity of the card."
     )
     if f.limit is not None:
         text += f" The message itself names the limit: {size(f.limit)} are allowed to this process."
@@ -179,9 +177,8 @@ def _capture(s: Story, _: MemoryLimits) -> Told:
     doing = "capturing graphs" if s.row.get("phase") == "capture" else "setting up the KV cache"
     text = (
         f"The server died while {doing}: {size(f.request)} were requested, {size(f.free)} free + "
-        f"{size(f.fragments)} "
-        f"fragments = {size(both)}, short by {size(f.missing)}. The budget leaves too little beside "
-        f"weights and KV cache."
+        f"{size(f.fragments)} fragments = {size(both)}, short by {size(f.missing)}. The budget leaves too "
+        "little beside weights and KV cache."
     )
     left = None
     if b.get("utilisation") and f.total:
@@ -219,10 +216,8 @@ def _other(s: Story, limits: MemoryLimits) -> Told:
     )
     text = (
         f"{size(f.other)} of {size(f.total)} are held outside this process (total - {size(f.process)} of "
-        f"this process - "
-        f"{size(f.free)} free{listed}), more than the {size(max(f.missing or 0, 0))} that are missing "
-        f"for the "
-        f"{size(f.request)} requested."
+        f"this process - {size(f.free)} free{listed}), more than the {size(max(f.missing or 0, 0))} that "
+        f"are missing for the {size(f.request)} requested."
     )
     return text, f.other, max(limits.other_bytes, f.missing or 0), "bytes"
 
@@ -273,9 +268,9 @@ def _buffers(s: Story, limits: MemoryLimits) -> Told:
 def _fragmentation(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     text = (
-        f"{_request(s)} and {size(f.free)} were free, while PyTorch held {size(f.fragments)} reserved "
-        f"but unallocated: "
-        "the fragments alone exceed the request, so fragmentation by itself explains the failure."
+        f"{_request(s)} and {size(f.free)} were free, while PyTorch held {size(f.fragments)} reserved but "
+        "unallocated: the fragments alone exceed the request, so fragmentation by itself explains the "
+        "failure."
     )
     if f.pool and f.fragments is not None:
         text += f" They are {percent(f.fragments, f.pool)} of its pool of {size(f.pool)}."
@@ -288,9 +283,8 @@ def _contributes(s: Story, _: MemoryLimits) -> Told:
     both = (f.free or 0) + (f.fragments or 0)
     share = f", {percent(f.fragments or 0, f.pool)} of PyTorch's pool" if f.pool else ""
     text = (
-        f"{_request(s)}: neither {size(f.free)} free nor {size(f.fragments)} of fragments{share} are "
-        f"enough alone, together "
-        f"({size(both)}) they would be. Short by {size(f.short)}."
+        f"{_request(s)}: neither {size(f.free)} free nor {size(f.fragments)} of fragments{share} are enough "
+        f"alone, together ({size(both)}) they would be. Short by {size(f.short)}."
     )
     return text, f.short, f.fragments, "bytes"
 
@@ -298,8 +292,8 @@ def _contributes(s: Story, _: MemoryLimits) -> Told:
 def _activation(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     text = (
-        f"{_request(s)}, the next size of a buffer that grows with the tokens and was not in the "
-        f"profiled budget"
+        f"{_request(s)}, the next size of a buffer that grows with the tokens and was not in the profiled "
+        "budget"
     )
     value = None
     if s.series is not None:
@@ -317,8 +311,8 @@ def _exhaustion(s: Story, _: MemoryLimits) -> Told:
     if f.free is None or f.fragments is None:
         text = (
             f"{_request(s)} and did not fit; the message lacks "
-            f"{'the free memory' if f.free is None else 'what PyTorch held unallocated'}, so "
-            f"fragmentation is not ruled out."
+            f"{'the free memory' if f.free is None else 'what PyTorch held unallocated'}, so fragmentation "
+            "is not ruled out."
         )
         return text, f.free, f.request, "bytes"
     both = f.free + f.fragments
@@ -333,8 +327,8 @@ def _exhaustion(s: Story, _: MemoryLimits) -> Told:
         text += f" It happened {PHASES[s.row['phase']]}, before the KV cache is sized."
     if f.pool:
         text += (
-            f" The fragments are {percent(f.fragments, f.pool)} of the pool, so an allocator setting "
-            f"cannot help."
+            f" The fragments are {percent(f.fragments, f.pool)} of the pool, so an allocator setting cannot "
+            "help."
         )
     if s.runs > 1:
         which = (
@@ -343,8 +337,8 @@ def _exhaustion(s: Story, _: MemoryLimits) -> Told:
             else "whatever setting differs between them"
         )
         text += (
-            f" The numbers are identical in {s.runs} runs: {which} do{'' if s.varied else 'es'} not "
-            f"touch this allocation."
+            f" The numbers are identical in {s.runs} runs: {which} do{'' if s.varied else 'es'} not touch "
+            "this allocation."
         )
     return text, both, f.request, "bytes"
 

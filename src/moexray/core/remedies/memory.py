@@ -16,8 +16,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "cap-batched-tokens",
         "Cap the tokens of one step (--max-num-batched-tokens, SGLang --chunked-prefill-size): half the "
-        "tokens "
-        "halve the largest activation.",
+        "tokens halve the largest activation.",
         "Set the old value again.",
         "Long prompts take more steps, so time to first token rises.",
     ),
@@ -26,8 +25,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "Start the server with {env}=expandable_segments:True.",
         "Remove expandable_segments from {env} and restart.",
         "Only without custom all-reduce (TP > 1 and not disabled), sleep mode or other users of legacy "
-        "CUDA IPC: "
-        "{checked}. Replay the allocation history before relying on it.",
+        "CUDA IPC: {checked}. Replay the allocation history before relying on it.",
     ),
     Remedy(
         "max-split-size",
@@ -38,17 +36,15 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "gc-threshold",
-        "Start the server with {env}=garbage_collection_threshold:0.8, so that old cached blocks are "
-        "given back "
-        "before the device is full.",
+        "Start the server with {env}=garbage_collection_threshold:0.8, so that old cached blocks are given "
+        "back before the device is full.",
         "Remove garbage_collection_threshold from {env} and restart.",
         "Acts only where a per-process memory fraction below 1 is set; giving back costs device calls.",
     ),
     Remedy(
         "replay-history",
-        "Record the allocation history (torch.cuda.memory._record_memory_history, then _dump_snapshot) "
-        "and replay it "
-        "with the settings in question before changing them.",
+        "Record the allocation history (torch.cuda.memory._record_memory_history, then _dump_snapshot) and "
+        "replay it with the settings in question before changing them.",
         "Switch the recording off.",
         "The recording costs about 2 microseconds per allocation; dump it at idle.",
     ),
@@ -75,8 +71,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "look-for-limits",
         "Look for a limit below the card's size: torch.cuda.set_per_process_memory_fraction, "
         "per_process_memory_fraction in the allocator settings, the MIG profile, a container or cgroup "
-        "device quota, "
-        "the commit limit (paging file) of the operating system.",
+        "device quota, the commit limit (paging file) of the operating system.",
         "Nothing was changed.",
         "The message alone cannot tell which of them it is.",
     ),
@@ -89,8 +84,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "free-other-process",
         "Free the {bytes} that are held outside this process{pids}: nvidia-smi "
-        "--query-compute-apps=pid,used_memory "
-        "--format=csv lists the holders.",
+        "--query-compute-apps=pid,used_memory --format=csv lists the holders.",
         "Start the other process again.",
         "A dead worker may still hold its memory until its process is gone.",
     ),
@@ -103,16 +97,14 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "stay-below-total",
         "Keep the peak below the card's memory: smaller batch or shorter context; on Windows switch the "
-        "driver's "
-        "system-memory fallback off, so that it fails instead of slowing down.",
+        "driver's system-memory fallback off, so that it fails instead of slowing down.",
         "Set the old batch again.",
         "Watch peak / total rather than waiting for an error.",
     ),
     Remedy(
         "sample-non-torch",
         "Take two pairs of torch.cuda.memory_stats() and nvidia-smi under load, minutes apart: they show "
-        "whether the "
-        "part outside PyTorch grows.",
+        "whether the part outside PyTorch grows.",
         "Nothing was changed.",
         "",
     ),
@@ -124,47 +116,43 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "lower-dispatch-tokens",
-        "Lower SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (vLLM: VLLM_MOE_DP_CHUNK_SIZE) on ALL "
-        "ranks; the buffers "
-        "shrink in proportion. Count them in the static memory fraction.",
+        "Lower SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK (vLLM: VLLM_MOE_DP_CHUNK_SIZE) on ALL ranks; "
+        "the buffers shrink in proportion. Count them in the static memory fraction.",
         "Set the old value again on all ranks.",
         "A batch with more tokens per rank than the limit fails.",
     ),
     Remedy(
         "fewer-captures",
         "Capture fewer or smaller batch sizes (vLLM cudagraph_capture_sizes, SGLang --cuda-graph-max-bs) "
-        "or lower "
-        "--max-num-seqs.",
+        "or lower --max-num-seqs.",
         "Set the old sizes again.",
         "Batches without a graph run eagerly and slower.",
     ),
     Remedy(
         "compare-captures",
-        "Compare the memory before and after each captured size in the log, then leave out the sizes "
-        "that cost most.",
+        "Compare the memory before and after each captured size in the log, then leave out the sizes that "
+        "cost most.",
         "Nothing was changed.",
         "The owner of the memory needs a snapshot taken after the capture, with private-pool ids.",
     ),
     Remedy(
         "leave-headroom",
         "Leave more memory unreserved (lower {setting} by 0.01 to 0.02): each retry gives cached blocks "
-        "back and waits "
-        "for the device.",
+        "back and waits for the device.",
         "Set the old value again.",
         "Correlate the retries with slow steps first.",
     ),
     Remedy(
         "quieten-log",
-        "Once the retries are gone or known to be harmless, raise TORCH_CPP_LOG_LEVEL to ERROR to "
-        "quieten the log.",
+        "Once the retries are gone or known to be harmless, raise TORCH_CPP_LOG_LEVEL to ERROR to quieten "
+        "the log.",
         "Unset TORCH_CPP_LOG_LEVEL.",
         "Hides other warnings of the C++ side as well.",
     ),
     Remedy(
         "smaller-host-buffers",
         "Make host buffers smaller: pinned and offload buffers (--swap-space, --cpu-offload-gb, CPU KV "
-        "cache), fewer "
-        "loader workers, fewer ranks per container.",
+        "cache), fewer loader workers, fewer ranks per container.",
         "Set the old sizes again.",
         "Which buffer it was needs the memory of the process over time.",
     ),

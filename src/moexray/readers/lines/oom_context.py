@@ -30,7 +30,7 @@ CODE_LEAD = lazy(
 )
 COMMENT_LEAD = lazy(r"^\s*(?:#|--|;|\*)\s+\S+.*[a-z]{3}.*\s")
 TEACHES = lazy(
-    r"(?i)\bfor example\b|\be\.g\.|\blooks? (?:something )?like\b|\btypical(?:ly)?\b|\bexample"
+    r"(?i)\bfor example\b|\be\.g\.(?!,)|\blooks? (?:something )?like\b|\btypical(?:ly)?\b|\bexample"
     r" (?:message|output|of|error)"
     r"|\byou (?:may|might|will|can|could|would) (?:also )?(?:see|get|encounter|find)|\bsuch as\b"
     r"|\bsample (?:message|output)"
