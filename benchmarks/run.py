@@ -19,6 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import inputs
+import snapshot_input
 
 MOEXRAY = str(Path(sys.executable).with_name("moexray"))
 PYTHON = sys.executable
@@ -65,8 +66,16 @@ ROWS = (
         budget_s=0.3,
         codes=FINDINGS,
     ),
-    # Snapshot of 1,000,000 entries (<= 5 s, <= 600 MiB, peer torch.cuda._memory_viz) and a Kineto
-    # trace of 60 MB (<= 0.8 s, <= 240 MiB, peer HolisticTraceAnalysis) follow with their readers.
+    Row(
+        "snapshot, 1 M events",
+        (MOEXRAY, "diagnose", INPUT, "--format", "json"),
+        make=snapshot_input.snapshot_million,
+        budget_s=5.0,
+        budget_mib=600,
+        codes=FINDINGS,
+        peer=(PYTHON, "-c", snapshot_input.LOAD_AND_WALK, INPUT),
+    ),
+    # A Kineto trace of 60 MB (<= 0.8 s, <= 240 MiB, peer HolisticTraceAnalysis) follows with its reader.
 )
 
 

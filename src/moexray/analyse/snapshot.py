@@ -262,5 +262,7 @@ def pools(shot: Shot) -> list[Pool]:
 
 def is_action(events: Columns, *names: str) -> NDArray[np.bool_]:
     """Which events have one of these actions."""
-    codes = [ACTIONS.index(name) for name in names]
-    return np.isin(events["action"], codes)
+    found = np.zeros(len(events["action"]), dtype=bool)
+    for name in names:
+        found |= events["action"] == ACTIONS.index(name)
+    return found

@@ -101,8 +101,7 @@ def last_at(events: Columns, chosen: NDArray[np.bool_]) -> tuple[NDArray[np.int6
         (addresses in ascending order, index of the event).
     """
     index = np.flatnonzero(chosen)
-    order = np.lexsort((index, events["address"][index]))
-    index = index[order]
+    index = index[np.argsort(events["address"][index], kind="stable")]
     address = events["address"][index]
     last = np.ones(len(index), dtype=bool)
     last[:-1] = address[1:] != address[:-1]
@@ -124,7 +123,7 @@ def _missing(
 def _orphans(events: Columns, births: NDArray[np.bool_], ends: NDArray[np.bool_]) -> int:
     """Ends whose previous event at the same address is no birth."""
     index = np.flatnonzero(births | ends)
-    index = index[np.lexsort((index, events["address"][index]))]
+    index = index[np.argsort(events["address"][index], kind="stable")]
     address, born = events["address"][index], births[index]
     before = np.zeros(len(index), dtype=bool)
     before[1:] = (address[1:] == address[:-1]) & born[:-1]

@@ -112,12 +112,12 @@ def _lives(shot: Shot, events: Columns) -> _Lives:
     born = np.flatnonzero(births)
     return _Lives(
         born=born,
-        died=_next_at(events["address"], born, np.flatnonzero(ends)),
+        died=_next_at(events["address"], births, ends),
         site=site_of_stack[events["stack"][born]],
         size=events["size_bytes"][born],
         device_calls=_calls_before(events)[born],
         freed_segments=_next_at(
-            events["address"], born, np.flatnonzero(is_action(events, "segment_free", "segment_unmap"))
+            events["address"], births, is_action(events, "segment_free", "segment_unmap")
         ),
     )
 
@@ -133,18 +133,17 @@ def _calls_before(events: Columns) -> NDArray[np.int64]:
 
 
 def _next_at(
-    address: NDArray[np.int64], starts: NDArray[np.int64], stops: NDArray[np.int64]
+    address: NDArray[np.int64], starts: NDArray[np.bool_], stops: NDArray[np.bool_]
 ) -> NDArray[np.int64]:
     """For each start the next stop at its address, before the next start there; else -1."""
-    index = np.concatenate([starts, stops])
-    is_start = np.arange(len(index)) < len(starts)
-    order = np.lexsort((index, address[index]))
-    place, start = address[index][order], is_start[order]
-    out = np.full(len(index), -1, dtype=np.int64)
-    follows = np.zeros(len(index), dtype=bool)
-    follows[:-1] = (place[1:] == place[:-1]) & start[:-1] & ~start[1:]
-    out[order[:-1][follows[:-1]]] = index[order][1:][follows[:-1]]
-    return out[: len(starts)]
+    index = np.flatnonzero(starts | stops)
+    order = np.argsort(address[index], kind="stable")
+    place, event = address[index][order], index[order]
+    start = starts[event]
+    out = np.full(len(address), -1, dtype=np.int64)
+    follows = (place[1:] == place[:-1]) & start[:-1] & ~start[1:]
+    out[event[:-1][follows]] = event[1:][follows]
+    return out[starts]
 
 
 def repeats(shot: Shot, *, least_ratio: float, least_steps: int, warmup_ratio: float) -> list[Repeat]:
@@ -156,7 +155,8 @@ def repeats(shot: Shot, *, least_ratio: float, least_steps: int, warmup_ratio: f
         least_steps: Steps (or occurrences, without marks) that there must be.
         warmup_ratio: First share of the steps that is left out when device calls are counted.
     """
-    if shot.events is None:
+    asks = ("segment_alloc", "segment_free", "segment_map", "segment_unmap")
+    if shot.events is None or is_action(shot.events, *asks).sum() < least_steps:
         return []
     lives = _lives(shot, shot.events)
     time = shot.events.get("time_ns")
@@ -164,14 +164,16 @@ def repeats(shot: Shot, *, least_ratio: float, least_steps: int, warmup_ratio: f
     in_step = None if spans is None or time is None else _step(time, spans)
     if spans is not None and in_step is not None and not (in_step >= 0).any():
         spans = in_step = None
+    sizes, which = np.unique(lives.size, return_inverse=True)
     keys, inverse, counts = np.unique(
-        np.stack([lives.site, lives.size], axis=1), axis=0, return_inverse=True, return_counts=True
+        lives.site * len(sizes) + which.reshape(-1), return_inverse=True, return_counts=True
     )
     inverse = inverse.reshape(-1)
+    paid = _paid(lives, inverse, len(keys))
     steps = None if in_step is None else int(in_step.max() - in_step[in_step >= 0].min() + 1)
     least = least_steps if steps is None else max(least_ratio * steps, 1)
-    often = np.flatnonzero((counts >= least) & (_paid(lives, inverse, len(keys)) > 0))
-    often = often[np.argsort(-_paid(lives, inverse, len(keys))[often], kind="stable")][:MAX_KEYS]
+    often = np.flatnonzero((counts >= least) & (paid > 0))
+    often = often[np.argsort(-paid[often], kind="stable")][:MAX_KEYS]
     out = []
     for key in often.tolist():
         mine = np.flatnonzero(inverse == key)
@@ -180,15 +182,15 @@ def repeats(shot: Shot, *, least_ratio: float, least_steps: int, warmup_ratio: f
             continue
         if found["steps_with"] < least_ratio * found["steps"]:
             continue
-        out.append(Repeat(site=shot.sites[keys[key][0]], size_bytes=int(keys[key][1]), **found))
+        site, size = divmod(int(keys[key]), len(sizes))
+        out.append(Repeat(site=shot.sites[site], size_bytes=int(sizes[size]), **found))
     return sorted(out, key=lambda r: -(r.device_allocs + r.device_frees))
 
 
 def _paid(lives: _Lives, inverse: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Device events of each size and call site, over the whole history."""
-    out = np.zeros(count, dtype=np.int64)
-    np.add.at(out, inverse, lives.device_calls + (lives.freed_segments >= 0))
-    return out
+    calls = lives.device_calls + (lives.freed_segments >= 0)
+    return np.bincount(inverse, weights=calls, minlength=count).astype(np.int64)
 
 
 def _step(time: NDArray[np.int64], spans: NDArray[np.int64]) -> NDArray[np.int64]:

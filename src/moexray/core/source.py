@@ -153,6 +153,8 @@ class Source:
     def _load(self, limit: int) -> bytes:
         if self.compression == "gzip" and (fast := self._libdeflate(limit)) is not None:
             return fast
+        if not self.compression and self.file is not None and self.disk_bytes <= limit:
+            return self._read_file()  # in one piece: joining pieces would hold it twice
         out = bytearray()
         for piece in self.chunks():
             out += piece
@@ -181,7 +183,10 @@ class Source:
         return out if whole and len(out) == size else None
 
     def _read_file(self) -> bytes:
-        return b"".join(self._raw_chunks())
+        try:
+            return b"" if self.file is None else self.file.read_bytes()
+        except OSError as why:
+            raise self._unreadable(why) from why
 
     def _raw_head(self) -> bytes:
         if self._content is not None:
@@ -202,11 +207,14 @@ class Source:
                 while piece := handle.read(CHUNK):
                     yield piece
         except OSError as why:
-            raise ReadError(
-                f"the file cannot be read ({why.strerror or why})",
-                where=self.path,
-                hint="check its permissions, or copy it here first",
-            ) from why
+            raise self._unreadable(why) from why
+
+    def _unreadable(self, why: OSError) -> ReadError:
+        return ReadError(
+            f"the file cannot be read ({why.strerror or why})",
+            where=self.path,
+            hint="check its permissions, or copy it here first",
+        )
 
     def _inflate(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
         kind = self.compression

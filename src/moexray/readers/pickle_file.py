@@ -40,7 +40,12 @@ def sniff(head: bytes) -> bool:
 def read(source: Source, out: Reading) -> None:
     """Loads the pickle safely and gives it to the first shape that knows it."""
     from moexray.readers.safe_pickle import load
+    from moexray.readers.safe_pickle_tape import FAST_BYTES, load_tape
 
+    if len(data := source.data()) >= FAST_BYTES:
+        tape = load_tape(data)
+        if tape is not None and snapshot.from_tape(tape, source, out):
+            return
     document = load(source, out)
     for shape in SHAPES:
         if shape(document, source, out):

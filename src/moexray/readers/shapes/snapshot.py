@@ -15,12 +15,14 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import LimitError
 from moexray.core.tables.snapshot import STATES
 from moexray.readers.shapes.snapshot_events import Pools, Stacks, fill_events, marked_ranges, whole
+from moexray.readers.shapes.snapshot_tape import TapeTrace, top_of
 
 if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.core.source import Source
+    from moexray.readers.safe_pickle_tape import Tape
 
-__all__ = ["is_snapshot", "shape"]
+__all__ = ["from_tape", "is_snapshot", "shape"]
 
 MAX_RECORDS = 8_000_000  # segments, blocks and events of one file: about 60 bytes each as columns
 MAX_FAULTS = 200
@@ -57,9 +59,26 @@ def shape(document: Any, source: Source, out: Reading) -> bool:
     """Fills the snapshot tables; see core/tables/snapshot.py."""
     if not is_snapshot(document):
         return False
-    top = document if isinstance(document, dict) else {"segments": document}
+    _fill(document if isinstance(document, dict) else {"segments": document}, source, out)
+    return True
+
+
+def from_tape(tape: Tape, source: Source, out: Reading) -> bool:
+    """The same for a large pickle: its history stays on the tape until it is columns."""
+    top = top_of(tape)
+    if top is None or not is_snapshot({**top, "device_traces": []}):
+        return False
+    _fill(top, source, out)
+    return True
+
+
+def _fill(top: dict[str, Any], source: Source, out: Reading) -> None:
+    """Fills the snapshot tables from the top-level dict."""
     traces = top.get("device_traces")
-    traces = [t if isinstance(t, list) else [] for t in traces] if isinstance(traces, list) else None
+    if isinstance(traces, list):
+        traces = [t if isinstance(t, (list, TapeTrace)) else [] for t in traces]
+    else:
+        traces = None
     _check_size(top["segments"], traces or [])
     stacks, pools, columns = Stacks(), Pools(), _Columns()
     for index, segment in enumerate(top["segments"]):
@@ -75,7 +94,6 @@ def shape(document: Any, source: Source, out: Reading) -> bool:
         out.add_columns("snapshot_annotations", marks, rows=0, **attrs)
     out.add_columns("snapshot_stacks", stacks.columns(), rows=0, **attrs)
     _devices(top, traces, columns, ooms, out, source, attrs)
-    return True
 
 
 def _digest(source: Source) -> str:
@@ -87,7 +105,7 @@ def _digest(source: Source) -> str:
     return mark.hexdigest()
 
 
-def _check_size(segments: list[Any], traces: list[list[Any]]) -> None:
+def _check_size(segments: list[Any], traces: list[Any]) -> None:
     lists = (s.get("blocks") for s in segments if isinstance(s, dict))
     blocks = sum(len(b) for b in lists if isinstance(b, list))
     if len(segments) + blocks + sum(map(len, traces)) > MAX_RECORDS:
@@ -175,14 +193,14 @@ def _add_end_state(columns: _Columns, pools: Pools, out: Reading, attrs: dict[st
 
 
 def _devices(
-    top: dict[str, Any], traces: list[list[Any]] | None, columns: _Columns,
+    top: dict[str, Any], traces: list[Any] | None, columns: _Columns,
     ooms: list[dict[str, Any]], out: Reading, source: Source, attrs: dict[str, Any],
 ) -> None:  # fmt: skip
     """One row for each device that has a segment or an event."""
     held: dict[int, int] = {}
     for row in columns.segments:
         held[row[0]] = held.get(row[0], 0) + 1
-    used = {device for device, trace in enumerate(traces or []) if trace}
+    used = {device for device, trace in enumerate(traces or []) if len(trace)}
     settings = top.get("allocator_settings")
     broken = any(p.id in ("input.truncated", "input.gzip_damaged") for p in [*out.problems, *source.problems])
     for device in sorted(held.keys() | used | {d for d, *_ in columns.faults}) or [0]:
@@ -225,7 +243,7 @@ def _rank(top: dict[str, Any], source: Source) -> int | None:
 def _version(top: dict[str, Any]) -> str | None:
     """The release that the keys point to; boundaries within one release are estimates."""
     segments, traces = top["segments"], top.get("device_traces")
-    heads = (e for t in traces or [] if isinstance(t, list) for e in t[:1])
+    heads = (e for t in traces or [] if isinstance(t, (list, TapeTrace)) for e in t[:1])
     event: dict[str, Any] = next((e for e in heads if isinstance(e, dict)), {})
     first: dict[str, Any] = next((s for s in segments if isinstance(s, dict)), {})
     if "pool_id" in event:

@@ -9,7 +9,10 @@ from moexray.core.tables.snapshot import ACTIONS
 if TYPE_CHECKING:
     from moexray.core.run import Reading
 
-__all__ = ["Pools", "Stacks", "fill_events", "marked_ranges", "site_of", "whole"]
+__all__ = [
+    "ACTION_CODES", "EVENT_COLUMNS", "MAX_INT", "UNKNOWN", "Pools", "Stacks", "event_row", "fill_events",
+    "marked_ranges", "site_of", "whole",
+]  # fmt: skip
 
 MAX_INT = 1 << 62  # beyond this no address or size is real, and sums would leave 64 bits
 MAX_FRAMES = 200  # frames of one stack that are looked at
@@ -17,6 +20,7 @@ MAX_WORD = 300  # characters of a file or function name that are kept
 SHOWN_FRAMES = 5
 ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 UNKNOWN = len(ACTIONS) - 1
+EVENT_COLUMNS = ("device", "action", "address", "size_bytes", "stream", "time_ns", "pool", "stack")
 # Frames of these are machinery, not the user's own code.
 MACHINERY = ("/torch/", "/contextlib.py", "/threading.py", "/concurrent/", "/multiprocessing/", "<frozen")
 
@@ -121,49 +125,74 @@ def _place(file: str, name: str, line: int) -> str:
 
 
 def fill_events(
-    traces: list[list[Any]], out: Reading, stacks: Stacks, pools: Pools, attrs: dict[str, Any]
+    traces: list[Any], out: Reading, stacks: Stacks, pools: Pools, attrs: dict[str, Any]
 ) -> tuple[list[dict[str, Any]], list[tuple[int, str]]]:
     """Adds the batch of events.
+
+    Args:
+        traces: For each device a list of events, or a shapes.snapshot_tape.TapeTrace.
+        out: What is filled.
+        stacks: Interns the call stacks.
+        pools: Numbers the pool ids.
+        attrs: Facts of the whole file.
 
     Returns:
         (oom events, what was wrong as (device, text)).
     """
     import numpy as np
 
-    count = sum(map(len, traces))
-    names = ("device", "action", "address", "size_bytes", "stream", "time_ns", "pool", "stack")
-    rows: list[tuple[int, ...]] = []
-    ooms: list[dict[str, Any]] = []
-    faults: list[tuple[int, str]] = []
-    timed = pooled = 0
+    parts, ooms, faults = [], [], []
     for device, trace in enumerate(traces):
-        bad = 0
-        for event in trace:
-            row = _event(event, device, stacks, pools)
-            if row is None:
-                bad += 1
-                continue
-            if row[1] == ACTION_CODES["oom"]:
-                free, ask = whole(event.get("device_free")), row[3]
-                ooms.append({"device": device, "time_ns": row[5], "request_bytes": ask, "free_bytes": free})
-            timed += "time_us" in event
-            pooled += "pool_id" in event
-            rows.append(row)
-        if bad:
-            faults.append((device, f"{bad} of {len(trace)} events have no action or an impossible size"))
-    if not count:
+        if not len(trace):
+            continue
+        if isinstance(trace, list):
+            columns, written, bad = _columns(trace, device, stacks, pools)
+        else:
+            columns, written, bad = trace.columns(device, stacks, pools)
+        if bad.any():
+            text = f"{int(bad.sum())} of {len(trace)} events have no action or an impossible size"
+            faults.append((device, text))
+            columns = {name: column[~bad] for name, column in columns.items()}
+        parts.append(columns)
+        ooms += [_oom(event, device) for event in written]
+    if not parts:
         return ooms, faults
-    table = np.array(rows, dtype=np.int64).reshape(-1, len(names))
-    columns = {name: table[:, i].copy() for i, name in enumerate(names)}
-    if not timed:
-        del columns["time_ns"]
-    if not pooled:
-        del columns["pool"]
-    out.add_columns("snapshot_events", columns, rows=len(rows), pools=pools.seen(), **attrs)
+    whole_trace = parts[0]
+    if len(parts) > 1:
+        whole_trace = {name: np.concatenate([p[name] for p in parts]) for name in EVENT_COLUMNS}
+    for optional in ("time_ns", "pool"):
+        if not whole_trace[optional].any():
+            del whole_trace[optional]
+    rows = len(whole_trace["action"])
+    out.add_columns("snapshot_events", whole_trace, rows=rows, pools=pools.seen(), **attrs)
     return ooms, faults
 
 
-def _event(event: Any, device: int, stacks: Stacks, pools: Pools) -> tuple[int, ...] | None:
+def _oom(event: dict[str, Any], device: int) -> dict[str, Any]:
+    time_us = whole(event.get("time_us"))
+    return {
+        "device": device,
+        "time_ns": None if time_us is None else time_us * 1000,
+        "request_bytes": whole(event.get("size")),
+        "free_bytes": whole(event.get("device_free")),
+    }
+
+
+def _columns(trace: list[Any], device: int, stacks: Stacks, pools: Pools) -> tuple[Any, list[Any], Any]:
+    """Columns of a list of events; see shapes.snapshot_tape.TapeTrace.columns."""
+    import numpy as np
+
+    blank = (device,) + (0,) * (len(EVENT_COLUMNS) - 1)
+    rows = [event_row(event, device, stacks, pools) for event in trace]
+    bad = np.array([row is None for row in rows], dtype=bool)
+    oom = ACTION_CODES["oom"]
+    ooms = [e for e, row in zip(trace, rows, strict=True) if row is not None and row[1] == oom]
+    table = np.array([blank if row is None else row for row in rows], dtype=np.int64)
+    return {name: table[:, i].copy() for i, name in enumerate(EVENT_COLUMNS)}, ooms, bad
+
+
+def event_row(event: Any, device: int, stacks: Stacks, pools: Pools) -> tuple[int, ...] | None:
+    """An event in the order of EVENT_COLUMNS; None if it has no action or an impossible size."""
     if not isinstance(event, dict):
         return None
     action, size = event.get("action"), whole(event.get("size", 0))

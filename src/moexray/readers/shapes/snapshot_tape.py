@@ -1,0 +1,213 @@
+"""The history of a large snapshot straight from the tape of its pickle into columns.
+
+What is usual (a dict in one stretch, integers, a known action) is done with numpy, chunk by chunk; any
+other event is built as a Python dict and goes the way of small files.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.tables.snapshot import ACTIONS
+from moexray.readers.shapes.snapshot_events import (
+    ACTION_CODES,
+    EVENT_COLUMNS,
+    MAX_INT,
+    UNKNOWN,
+    Pools,
+    Stacks,
+    event_row,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from moexray.readers.safe_pickle_tape import Tape
+
+__all__ = ["TapeTrace", "top_of"]
+
+CHUNK = 8192  # events at once: what they touch stays in the cache
+MISSING = 7  # a tag that the kernel does not use
+MAX_KEYS = 64  # distinct keys of the events of one chunk
+FRAMES_AT_ONCE = 4_000_000
+KEYS = {"action": "action", "addr": "address", "size": "size_bytes", "stream": "stream", "time_us": "time_ns",
+        "pool_id": "pool", "frames": "stack"}  # fmt: skip
+ODD = 0x9E3779B97F4A7C15  # odd multipliers of a 64-bit mixing hash (golden ratio; splitmix64)
+ODD2 = 0xBF58476D1CE4E5B9
+
+
+def top_of(tape: Tape) -> dict[str, Any] | None:
+    """The snapshot as Python objects, its traces as TapeTrace; None where it is no snapshot."""
+    if tape.kind(tape.root) != "dict":
+        return None
+    pairs = tape.pairs(tape.root)
+    traces = pairs.pop("device_traces", None)
+    if traces is None or tape.kind(traces) != "list" or "segments" not in pairs:
+        return None
+    top = {key: tape.build(value) for key, value in pairs.items()}
+    lists = [v for v in tape.items(traces).tolist() if tape.kind(v) == "list"]
+    return {**top, "device_traces": [TapeTrace(tape, tape.items(v)) for v in lists]}
+
+
+class TapeTrace:
+    """The events of one device, still on the tape."""
+
+    def __init__(self, tape: Tape, values: NDArray[Any]) -> None:
+        self.tape, self.values = tape, values
+        self._codes: dict[int, int] = {}
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, part: slice) -> list[Any]:
+        return [self.tape.build(int(v)) for v in self.values[part]]
+
+    def columns(
+        self, device: int, stacks: Stacks, pools: Pools
+    ) -> tuple[dict[str, NDArray[Any]], list[dict[str, Any]], NDArray[Any]]:
+        """The columns of all events.
+
+        Returns:
+            (columns, oom events as written, which rows are no events).
+        """
+        import numpy as np
+
+        out = {name: np.zeros(len(self), dtype=np.int64) for name in EVENT_COLUMNS}
+        out["device"][:] = device
+        bad = np.zeros(len(self), dtype=bool)
+        ooms: list[dict[str, Any]] = []
+        for at in range(0, len(self), CHUNK):
+            raw, odd = self._raw(self.values[at : at + CHUNK])
+            rows = slice(at, at + CHUNK)
+            odd |= self._convert(raw, {k: v[rows] for k, v in out.items()}, stacks, pools)
+            for i in np.flatnonzero(odd).tolist():
+                event = self.tape.build(int(self.values[at + i]))
+                row = event_row(event, device, stacks, pools)
+                bad[at + i] = row is None
+                if row is not None:
+                    for name, value in zip(EVENT_COLUMNS, row, strict=True):
+                        out[name][at + i] = value
+                    if row[1] == ACTION_CODES["oom"]:
+                        ooms.append(event)
+        return out, ooms, bad
+
+    def _raw(self, values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
+        """Values of the wanted keys (MISSING where absent), and which events are unusual."""
+        import numpy as np
+
+        from moexray.kernels import pickle_tape as kernel
+
+        a = self.tape.arrays
+        raw = {name: np.full(len(values), MISSING, dtype=np.int64) for name in KEYS.values()}
+        own = np.where(values & 7 == kernel.OBJECT, values >> 3, 0)
+        usual = (values & 7 == kernel.OBJECT) & (a.kinds[own] == kernel.DICT) & (a.first[own] >= 0)
+        extent = np.where(usual, a.first[own], 0)
+        usual &= a.extents[extent, 2] < 0
+        counts = a.extents[extent, 1]
+        for n in np.unique(counts[usual]).tolist():
+            rows = np.flatnonzero(usual & (counts == n))
+            block = a.values[a.extents[extent[rows], 0].astype(np.int64)[:, None] + np.arange(n)]
+            keys, held = block[:, 0::2], block[:, 1::2]
+            same = bool((keys == keys[0]).all())
+            distinct = keys[0] if same else np.unique(keys)
+            if len(distinct) > MAX_KEYS:
+                usual[rows] = False
+                continue
+            for place, key in enumerate(distinct.tolist()):
+                name = KEYS.get(self.tape.text(key)) if key & 7 == kernel.TEXT else None
+                if name is None:
+                    continue
+                if same:
+                    raw[name][rows] = held[:, place]
+                    continue
+                hit = keys == key
+                some = hit.any(axis=1)
+                raw[name][rows[some]] = held[some, hit[some].argmax(axis=1)]
+        return raw, ~usual
+
+    def _convert(
+        self, raw: dict[str, NDArray[Any]], out: dict[str, NDArray[Any]], stacks: Stacks, pools: Pools
+    ) -> NDArray[Any]:
+        """Fills a chunk of the columns; returns which events are unusual."""
+        import numpy as np
+
+        from moexray.kernels import pickle_tape as kernel
+
+        odd = np.zeros(len(raw["action"]), dtype=bool)
+        for name, factor in (("address", 1), ("size_bytes", 1), ("stream", 1), ("time_ns", 1000)):
+            value = raw[name]
+            absent = value == MISSING
+            odd |= ~absent & (value & 7 != kernel.INT)
+            number = np.where(absent, 0, value >> 3)
+            odd |= np.abs(number) >= MAX_INT // 1000
+            out[name][:] = number * factor
+        odd |= out["size_bytes"] < 0
+        for word, rows in _groups(raw["action"]):
+            text = self.tape.text(word) if word & 7 == kernel.TEXT else ""
+            code = ACTION_CODES.get(text, UNKNOWN)
+            out["action"][rows] = code
+            if not text or ACTIONS[code] == "oom":
+                odd[rows] = True
+        for pool, rows in _groups(raw["pool"]):
+            out["pool"][rows] = 0 if pool == MISSING else pools.code(self.tape.build(pool))
+        out["stack"][:] = self._stack_codes(raw["stack"], stacks)
+        return odd
+
+    def _stack_codes(self, values: NDArray[Any], stacks: Stacks) -> NDArray[Any]:
+        """Rows of snapshot_stacks; lists of the same frames are looked at once."""
+        import numpy as np
+
+        from moexray.kernels import pickle_tape as kernel
+
+        distinct, inverse = np.unique(values, return_inverse=True)
+        codes = np.zeros(len(distinct), dtype=np.int64)
+        new = []
+        for i, value in enumerate(distinct.tolist()):
+            if value & 7 == kernel.OBJECT:
+                known = self._codes.get(value)
+                if known is None:
+                    new.append(i)
+                else:
+                    codes[i] = known
+        if new:
+            picked = np.array(new)
+            for rows in self._alike(distinct[picked]):
+                code = stacks.code(self.tape.build(int(distinct[picked[rows[0]]])))
+                codes[picked[rows]] = code
+                self._codes.update(dict.fromkeys(distinct[picked[rows]].tolist(), code))
+        return codes[inverse.reshape(-1)]
+
+    def _alike(self, lists: NDArray[Any]) -> Iterator[NDArray[Any]]:
+        """Groups lists whose items are the same values, by a hash of 64 bits."""
+        import numpy as np
+
+        a = self.tape.arrays
+        extent = a.first[lists >> 3]
+        single = (extent >= 0) & (a.extents[np.maximum(extent, 0), 2] < 0)
+        hashes = (lists.astype(np.uint64) * np.uint64(ODD2)) | np.uint64(1)  # others stay alone
+        rows = np.flatnonzero(single)
+        counts = a.extents[extent[rows], 1].astype(np.int64)
+        step = max(1, FRAMES_AT_ONCE // max(1, int(counts.max(initial=1))))
+        for at in range(0, len(rows), step):
+            part, n = rows[at : at + step], counts[at : at + step]
+            begin = np.cumsum(n) - n
+            place = np.arange(int(n.sum())) - np.repeat(begin, n)
+            flat = a.values[np.repeat(a.extents[extent[part], 0].astype(np.int64), n) + place]
+            mixed = (flat.astype(np.uint64) + np.uint64(1)) * np.uint64(ODD)
+            mixed ^= mixed >> np.uint64(29)
+            mixed *= place.astype(np.uint64) * np.uint64(2) + np.uint64(ODD2)
+            mixed ^= mixed >> np.uint64(32)
+            hashes[part] = np.add.reduceat(mixed, begin) & ~np.uint64(1)
+        order = np.argsort(hashes, kind="stable")
+        edges = np.flatnonzero(np.diff(hashes[order])) + 1
+        yield from np.split(order, edges)
+
+
+def _groups(values: NDArray[Any]) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Each distinct value with the mask of its rows; many distinct ones are legal but slow."""
+    import numpy as np
+
+    for value in np.unique(values).tolist():
+        yield value, values == value
