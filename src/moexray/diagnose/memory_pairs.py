@@ -9,6 +9,7 @@ from moexray.analyse.gpu import devices, pair_up, processes_of
 from moexray.analyse.memory_series import growth
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
+from moexray.diagnose.gpu_process import own_process
 from moexray.diagnose.oom_remedies import settings_name
 from moexray.diagnose.oom_words import percent, size
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from moexray.core.limits import Limits
     from moexray.core.run import Row, Run
 
-__all__ = ["Share", "beside_nvidia_smi", "oversubscribed", "own_process", "shares"]
+__all__ = ["Share", "beside_nvidia_smi", "oversubscribed", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +70,6 @@ def shares(run: Run, found: Sequence[Device]) -> list[Share]:
         other = float(sum(p["used_bytes"] for p in others))
         out.append(Share(pair, used, last["allocated_bytes"], reserved, used - other, other, others))
     return out
-
-
-def own_process(listed: Sequence[Row], reserved: float) -> Row | None:
-    """The process that holds `reserved` bytes of PyTorch: the smallest that is large enough."""
-    large = [p for p in listed if p["used_bytes"] >= reserved]
-    return min(large, key=lambda p: p["used_bytes"]) if large else None
 
 
 def beside_nvidia_smi(run: Run, limits: Limits) -> list[Finding]:

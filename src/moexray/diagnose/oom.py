@@ -10,6 +10,7 @@ from moexray.core.finding import Evidence, Finding, Subject
 from moexray.diagnose.advice import ID as UNSAFE
 from moexray.diagnose.advice import expandable_check, launches
 from moexray.diagnose.oom_buffers import explained, predict
+from moexray.diagnose.gpu_process import with_process
 from moexray.diagnose.oom_numbers import Around, Decision, Figures, decide
 from moexray.diagnose.oom_remedies import remedies_for
 from moexray.diagnose.oom_series import growing, series_of
@@ -97,7 +98,7 @@ def _named(decisions: tuple[Decision, ...], s: Story, limits: Limits) -> tuple[D
 
 def records_of(run: Run) -> list[Row]:
     """Records and bare errors that belong to the process at hand."""
-    records = [r for r in run.rows("oom") if r["kind"] == "record" and not r["earlier"]]
+    records = [with_process(r, run) for r in run.rows("oom") if r["kind"] == "record" and not r["earlier"]]
     bare = [r for r in run.rows("oom") if r["kind"] == "bare" and not r["earlier"]]
     alone = [b for b in bare if not any(_one_failure(b, r) for r in records)]
     return [*records, *alone]

@@ -27,8 +27,8 @@ def retries_recovered(run: Run, _limits: Limits) -> list[Finding]:
     if not held and not counters:
         return []
     lines = sum(int(r["repeats"] or 1) for r in held)
-    devices = sorted({r["device"] for r in held if r["device"] is not None})
-    ranks = sorted({r["rank"] for r in held if r["rank"] is not None})
+    devices = sorted({r["device"] for r in (*held, *counters) if r["device"] is not None})
+    ranks = sorted({r["rank"] for r in (*held, *counters) if r["rank"] is not None})
     evidence = [Evidence(r["source"], r["where"], r["text"]) for r in held[:SHOWN]]
     values: dict[str, Any] = {}
     claim = ""
