@@ -181,6 +181,9 @@ def _placement(array: np.ndarray, facts: Facts, source: Source, out: Reading, *,
     """Adds a placement of (slots), (layers, slots) or (steps, layers, slots)."""
     import numpy as np
 
+    if not np.isfinite(np.asarray(array, dtype=float)).all():
+        out.problem("input.dirty_table", "a placement holds values that are no expert ids", lost=None)
+        return
     array = np.asarray(array).astype(np.int64)
     if inverse:
         array = _invert(array.reshape(1, -1, 1) if array.ndim == 1 else array.reshape(-1, *array.shape[-2:]))
