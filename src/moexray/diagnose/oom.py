@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.finding import Evidence, Finding, Subject
 from moexray.diagnose.advice import ID as UNSAFE
 from moexray.diagnose.advice import expandable_check, launches
-from moexray.diagnose.oom_buffers import explained, predict
 from moexray.diagnose.gpu_process import with_process
+from moexray.diagnose.oom_buffers import explained, predict
 from moexray.diagnose.oom_numbers import Around, Decision, Figures, decide
 from moexray.diagnose.oom_remedies import remedies_for
 from moexray.diagnose.oom_series import growing, series_of
