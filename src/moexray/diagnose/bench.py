@@ -24,7 +24,7 @@ EXPLAINED = ("jit.compile", "jit.progress", "eplb.done")  # events that make spi
 
 def tail_shapes(run: Run, limits: Limits) -> list[Finding]:
     """Two runs with like medians whose tails are far apart."""
-    if any(r["kind"] in EXPLAINED and r["phase"] == "serving" for r in run.rows("log")):
+    if any(r["kind"] in EXPLAINED and r["phase"] != "startup" for r in run.rows("log")):
         return []
     runs = bench_runs(run.rows("bench"))
     worst: tuple[float, Finding] | None = None
