@@ -76,7 +76,7 @@ VERDICTS: tuple[Verdict, ...] = (
         decided="Bank conflicts / wavefronts (sums of the launches of one kernel) > 15 %, on a kernel with"
         " >= 5 % of the kernel time of the report. Where the report has ideal wavefronts, they are trusted"
         " more.",
-        refuted="The kernel takes < 5 % of the time, whatever its ratio. It never explains a jump of the P99.",
+        refuted="The kernel takes < 5 % of the time, whatever its ratio. It is no cause of a P99 jump.",
         do=("Pad the row by one access width, align vectors to 16 bytes, or swizzle.",),
         needs=("Nsight Compute report (ncu --csv --page raw or details)",),
     ),
