@@ -112,6 +112,8 @@ RULES: tuple[Rule, ...] = (
 )
 
 EXHIBITS: tuple[Exhibit, ...] = (
+    Exhibit("ledger", "moexray.diagnose.snapshot_exhibits:ledger", ("snapshot",)),
+    Exhibit("series", "moexray.diagnose.snapshot_exhibits:series", ("snapshot_events",)),
     Exhibit("waits", "moexray.diagnose.timeline_exhibits:waits", ("trace",)),
     Exhibit("waits", "moexray.diagnose.comm_flight:waits", ("comm_flight",)),
     Exhibit("series", "moexray.diagnose.timeline_exhibits:series", ("trace",)),

@@ -119,13 +119,16 @@ def _guarded(machine: Machine) -> Any:
 def _close(m: Machine) -> Any:
     """Closes the containers that were open where the data end."""
     pending = m.stack
+    if m.marks:  # an empty container near the end may be a record whose items were still to come
+        empty = [i for i, item in enumerate(pending) if isinstance(item, (dict, list, set)) and not item]
+        del pending[empty[-1] if empty else len(pending) :]
     while m.marks:
         below = m.marks.pop()
         target = below[-1] if below else None
-        holder = below[-2] if len(below) > 1 else m.marks[-1][-1] if m.marks and m.marks[-1] else None
+        holders = [*below[-2:-1], *(m.marks[-1][-1:] if m.marks else ())]
         if isinstance(target, list):
             target.extend(pending)
-        elif isinstance(target, dict) and not isinstance(holder, list):
+        elif isinstance(target, dict) and not any(isinstance(h, list) for h in holders):
             odd = next((i for i, k in enumerate(pending) if i % 2 == 0 and not isinstance(k, str)), None)
             _fold(pending, len(pending) if odd is None else odd)
             target.update(zip(pending[::2], pending[1::2], strict=False))
