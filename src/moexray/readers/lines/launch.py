@@ -82,7 +82,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
     while at < len(lines):
         line = lines[at]
         text = line.text
-        if not any(c in text for c in "=-:") or len(text) < 4:
+        if len(text) < 4 or not (any(w in text for w in _GATE) or _OPENING.match(text)):
             at += 1
             continue
         if COMMAND.search(text) and _is_command(text):
@@ -99,6 +99,16 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
             at += used
         else:
             at += _environment(lines, at, out)
+
+
+# What a line must hold to be looked at; most lines of a log hold none of it.
+_GATE = (
+    "vllm", "sglang", "trtllm", "tensorrt_llm", "torchrun", "torch.distributed", "deepspeed", "accelerate",
+    "docker run", "podman run", "_CONF", "Args", "args", "config:", "name:", "command:", "hidden_", "experts",
+)  # fmt: skip
+_OPENING = lazy(
+    r"\s*(?:export |declare -x |ENV |set |setenv |- |--env |-e )?[\"']?[A-Z][A-Z0-9]*_[A-Z0-9_]+[\"']?\s*[:=]"
+)
 
 
 def _is_command(text: str) -> bool:

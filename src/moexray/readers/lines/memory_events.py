@@ -38,7 +38,7 @@ WORDS = (
     "graph captur",
     "tokens",
     "oom",
-    "killed",
+    "kill",
     "xid",
     "exit code",
     "custom_all_reduce",
@@ -115,7 +115,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
     """Adds rows of the kinds above to `log`."""
     for line in lines:
         text = line.text
-        if len(text) < 8:
+        if len(text) < 8 or "failed with OOM on" in text:
             continue
         low = text.lower()
         if not any(w in low for w in WORDS):
@@ -148,7 +148,7 @@ def _event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
         fields = _budget(text)
         if fields:
             return "mem.budget", fields
-    if "token" in low or "context" in low or "seq" in low:
+    if ("ib" in low or "gb" in low or "mb" in low) and ("token" in low or "context" in low or "seq" in low):
         return _activation(text)
     return None
 

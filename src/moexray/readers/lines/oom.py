@@ -115,11 +115,9 @@ def _messages(lines: Sequence[Line]) -> Iterator[_Found]:
             if found.index in seen and found.kind == "warning":
                 continue
             seen.update(range(found.index, found.last + 1))
-            if not is_quoted(flow.lead(m.start()), around, lines, found.index, found.last):
+            plain = found.kind == "warning" and found.line.known and not (around.source or around.passed)
+            if plain or not is_quoted(flow.lead(m.start()), around, lines, found.index, found.last):
                 yield found
-    if around is None:
-        return
-    for flow in flows(lines):
         for i in range(flow.first, flow.first + len(flow.lines)):
             if i not in seen and bare_error(lines, i, around):
                 line = lines[i]

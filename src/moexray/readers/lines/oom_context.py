@@ -152,7 +152,7 @@ def bare_error(lines: Sequence[Line], at: int, around: Surroundings) -> bool:
     """Whether a line is an out-of-memory error without numbers: an error line, a traceback's end."""
     line = lines[at]
     text = line.text
-    m = BARE.search(text)
+    m = BARE.search(text) if "emory" in text or "EMORY" in text else None
     if m is None or around.source or around.passed or CODE_LEAD.search(text[: m.start()]):
         return False
     if "ried to allocate" in text[m.end() : m.end() + 24]:

@@ -72,6 +72,10 @@ _CLAUSES: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ("cached", f"{_S}cached"),
     )
 )
+_WARNING = lazy(
+    r"memoryallocationfailedwithOOMondevice(\d{1,4})whiletryingtoallocate(\d{1,18})bytes"
+    r"\(free:(\d{1,18}),total:(\d{1,18})\)"
+)
 _OTHERS = lazy(rf"Process(\d+)has{_S}(?:memory)?inuse", re.IGNORECASE)
 _DEVICE = lazy(r"(?:GPU|XPU|NPU|device)(\d{1,4})(?=has|;|while|would)", re.IGNORECASE)
 
@@ -111,6 +115,8 @@ def read_fields(text: str, start: int) -> Fields:
     Returns:
         The numbers found; `end` is where the last clause ends in `text`.
     """
+    if exact := _WARNING.match(text, start):
+        return _raw(exact)
     following = next((m.start() for m in ANCHOR.finditer(text, start + 30) if m.lastgroup != "tail"), None)
     window = text[start : min(following or len(text), start + WINDOW)]
     out = Fields(end=start + len("CUDAoutofmemory"))
@@ -133,6 +139,12 @@ def read_fields(text: str, start: int) -> Fields:
     out.end = start + max(last, 1)
     _derive(out)
     return out
+
+
+def _raw(m: re.Match[str]) -> Fields:
+    """A warning in raw bytes: nothing was rounded."""
+    values = {name: int(m[i]) for i, name in enumerate(("request", "free", "total"), 2)}
+    return Fields(values, dict.fromkeys(values, 0.0), device=int(m[1]), end=m.end())
 
 
 def _matches(window: str) -> Iterator[tuple[str, int, int, tuple[str, ...]]]:
