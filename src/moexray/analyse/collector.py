@@ -23,7 +23,7 @@ __all__ = ["CollectorLine", "collector_lines", "lines_in"]
 QUARTER_S = 900.0
 ZONES_S = 14 * 3600.0
 FIRST_YEARS_S = 4 * 365 * 86_400.0  # a log without a year counts from 1970
-EP = re.compile(r"(?:EP|DP|RANK|WORKER_)[ _]?(\d+)", re.IGNORECASE)
+PARTS = re.compile(r"(EP|DP|TP|RANK|WORKER_)[ _]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,10 @@ def collector_lines(run: Run) -> list[CollectorLine]:
 
 
 def _from_name(worker: str) -> int | None:
-    numbers = {int(n) for n in EP.findall(worker)}
-    return numbers.pop() if len(numbers) == 1 else None
+    parts = {kind.upper(): int(n) for kind, n in PARTS.findall(worker)}
+    if "EP" in parts:
+        return parts["EP"]
+    return next(iter(parts.values())) if len(set(parts.values())) == 1 else None
 
 
 def lines_in(

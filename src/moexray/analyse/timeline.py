@@ -51,7 +51,7 @@ PERIOD_LEAST, PERIOD_SPAN, PERIOD_SPREAD, PERIOD_SHARE, PERIOD_TRIES = 8, 0.8, 0
 # Kernels that move data between ranks (or wait for it), by library; a maintained table.
 COMM_KERNELS = re.compile(
     r"nccl(?:Dev)?Kernel|ncclGenericKernel|ncclSymDevKernel|ncclDevFunc|rccl\w*Kernel|msccl"
-    r"|(?:deep_)?ep::(?:\w+::)*(?:dispatch|combine|\w*notify\w*|\w*barrier\w*|clean\w*)"
+    r"|\b(?:deep_)?ep::(?:\w+::)*(?:dispatch(?![a-z])|combine(?![a-z])|\w*notify\w*|\w*barrier\w*|clean\w*)"
     r"|nvshmem|rocshmem|mori::|pplx\w*::?\w*(?:dispatch|combine)|hybrid_ep"
     r"|(?:one|two)_shot_all_?reduce|multimem_\w*(?:all|reduce|gather)|cross_device_reduce"
     r"|custom_all_?reduce|quick_?reduce|trtllm_\w*all_?reduce|allreduce_fusion|oneShotAllReduce"

@@ -123,6 +123,11 @@ class Collectives:
             out[has[found >= 0]] = found[found >= 0]
         return out
 
+    def labels(self, steps: NDArray[np.int64]) -> list[int]:
+        """Step numbers as the traces print them, for step positions."""
+        names = next((p.steps.label for p in self.profiles if len(p.steps)), np.empty(0, np.int64))
+        return [int(names[s]) if 0 <= s < len(names) else int(s) for s in steps.tolist()]
+
     @cached_property
     def step_ns(self) -> float:
         """Median step; without steps the median distance between collectives of one kind."""

@@ -97,7 +97,7 @@ def _log_lines(
 
 
 def _window(profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64]) -> Subject:
-    step = profile.steps.of(start)
+    step = profile.steps.of((start + end) // 2)
     label = profile.steps.label
     inside = step >= 0
     return Subject(
@@ -111,7 +111,7 @@ def _window(profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64]) 
 
 def _gap_rows(profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64]) -> list[Evidence]:
     rows = []
-    steps = profile.steps.of(start)
+    steps = profile.steps.of((start + end) // 2)
     for a, b, step in list(zip(start.tolist(), end.tolist(), steps.tolist(), strict=True))[:SHOWN]:
         name = f"step {int(profile.steps.label[step])}" if step >= 0 else "between steps"
         rows.append(

@@ -92,8 +92,8 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
         + ("The late rank is to blame, not the network." if late.rank >= 0 else "The late rank changes."),
         subject=Subject(
             rank=c.profiles[late.rank].rank if late.rank >= 0 else None,
-            step_from=int(steps.min()) if (steps >= 0).all() else None,
-            step_to=int(steps.max()) if (steps >= 0).all() else None,
+            step_from=min(c.labels(steps)) if (steps >= 0).all() else None,
+            step_to=max(c.labels(steps)) if (steps >= 0).all() else None,
         ),
         value=(late.burst_ns.max() if burst else worst) / 1e9,
         limit=(t.burst_steps if burst else t.lateness_ratio) * c.step_ns / 1e9,
@@ -130,7 +130,7 @@ def _late_evidence(c: Collectives, late: Late, middle: float, transfer: float) -
             "collectives": len(place.columns),
         }
         rows.append(Evidence(source, f"{place.op}, number {place.place} of its step", pairs(numbers)))
-    for step, length in list(zip(late.bursts.tolist(), late.burst_ns.tolist(), strict=True))[:12]:
+    for step, length in list(zip(c.labels(late.bursts), late.burst_ns.tolist(), strict=True))[:12]:
         rows.append(Evidence(source, f"step {step}", pairs({"lateness_ms": length / MS})))
     for position, profile in enumerate(c.profiles[:16]):
         own = (
@@ -157,7 +157,9 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
         return []
     middle = float(np.median(c.transfer[columns]))
     lateness = float(np.median(c.lateness[columns]))
-    where = f" in steps {steps.min()}-{steps.max()}" if (steps >= 0).all() else ""
+    where = ""
+    if (steps >= 0).all():
+        where = f" in steps {min(c.labels(steps))}-{max(c.labels(steps))}"
     members = sorted({c.profiles[r].who for r in np.flatnonzero(c.present[:, columns].any(axis=1))})
     among = f" among {', '.join(members[:8])}" if len(members) < len(c.profiles) else ""
     values = {
@@ -177,8 +179,8 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
                 f"(lateness {lateness / MS:.2g} ms = {lateness / middle:.1%}): the transfer itself is slow."
             ),
             subject=Subject(
-                step_from=int(steps.min()) if (steps >= 0).all() else None,
-                step_to=int(steps.max()) if (steps >= 0).all() else None,
+                step_from=min(c.labels(steps)) if (steps >= 0).all() else None,
+                step_to=max(c.labels(steps)) if (steps >= 0).all() else None,
             ),
             value=middle / usual,
             limit=t.transfer_factor,
@@ -269,8 +271,7 @@ def _absent(c: Collectives, limits: Limits) -> list[Finding]:
             claim=(
                 f"All {len(c.profiles)} traced ranks sit up to {longest / MS:.4g} ms in one collective "
                 f"(median {usual / MS:.3g} ms). Whether {who} came late or the transfer took that long, "
-                f"these traces "
-                "cannot tell."
+                "these traces cannot tell."
             ),
             value=longest / 1e9,
             limit=limits.timeline.burst_steps * c.step_ns / 1e9,

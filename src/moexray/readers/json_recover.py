@@ -39,6 +39,7 @@ class Recovery:
         self.decoder = json.JSONDecoder(parse_constant=self.constants)
         self.budget = 20 * len(text) + (1 << 20)  # characters that may be read again
         self.keys: set[str] = set()
+        self.jumped = False
 
     def documents(self) -> Any:
         """All values at the top level; the value itself if there is one, None if none."""
@@ -62,6 +63,19 @@ class Recovery:
         match = SPACE.match(self.text, position)
         return match.end() if match else position
 
+    def _between(self, position: int, *, first: bool, closing: str) -> int:
+        """Skips what stands between two members and counts commas that are lost or too many."""
+        after = self._skip(position)
+        commas = self.text.count(",", position, after)
+        last = self.text[after : after + 1] in (closing, "")
+        if self.jumped:
+            self.jumped = False  # the comma went with the record that was dropped
+        elif commas > 1 and closing == "]":
+            self.repairs.dropped += commas - 1  # an element may stand between them
+        elif commas != (0 if first or last else 1) and after < len(self.text):
+            self.repairs.commas += 1
+        return after
+
     def _opening(self, position: int) -> int | None:
         """The next opening bracket of a document; junk before it is left out."""
         spots = [p for p in (self.text.find("{", position), self.text.find("[", position)) if p >= 0]
@@ -83,11 +97,16 @@ class Recovery:
 
     def _value(self, position: int, level: int) -> tuple[Any, int]:
         """The value at the place, as far as it can be read."""
+        before = self.constants.count
         result = self._raw(position)
-        if isinstance(result, tuple):
-            return result
         mark = self.text[position : position + 1]
-        if mark in ("{", "[") and level < MAX_LEVELS and self.budget > 0:
+        enter_it = mark in ("{", "[") and level < MAX_LEVELS and self.budget > 0
+        if isinstance(result, tuple):
+            if self.constants.count == before or not enter_it:
+                return result
+            self.constants.count = before  # go in, so that the records with NaN are named
+            self.budget -= result[1] - position
+        if enter_it:
             enter = self._object if mark == "{" else self._array
             return enter(position + 1, level + 1)
         mended = mend(self.text, position, len(self.text))
@@ -100,7 +119,7 @@ class Recovery:
     def _object(self, position: int, level: int) -> tuple[dict[str, Any], int]:
         found: dict[str, Any] = {}
         while True:
-            position = self._skip(position)
+            position = self._between(position, first=not found, closing="}")
             if position >= len(self.text):
                 self._end("mark")
                 return found, position
@@ -123,7 +142,7 @@ class Recovery:
     def _array(self, position: int, level: int) -> tuple[list[Any], int]:
         found: list[Any] = []
         while True:
-            position = self._skip(position)
+            position = self._between(position, first=not found, closing="]")
             if position >= len(self.text):
                 self._end("mark")
                 break
@@ -168,6 +187,7 @@ class Recovery:
             return len(text)
         self.repairs.dropped += 1
         self.repairs.name(len(found), None, f" at offset {position} dropped")
+        self.jumped = True
         return limit
 
     def _next_record(self, position: int, found: list[Any]) -> int:
