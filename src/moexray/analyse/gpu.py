@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 import statistics
+from array import array
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from moexray.core.run import Row, Run
+    from moexray.core.run import Batch, Row, Run
 
 __all__ = ["SLOWDOWNS", "Device", "Pair", "Throttling", "devices", "pair_up", "processes_of", "throttling"]
 
@@ -133,31 +135,41 @@ class Throttling:
 
 def devices(run: Run) -> list[Device]:
     """Every device of every file, samples in the order of time (of the file where times are unknown)."""
-    groups: dict[tuple[str, str, str], list[tuple[Any, int]]] = {}
+    groups: dict[tuple[str, str, str], list[tuple[Batch, list[int]]]] = {}
     for batch in run.batches("gpu"):
-        form = str(batch.attrs.get("form", ""))
+        rows: dict[str, list[int]] = {}
         for i, key in enumerate(batch.columns["key"]):
-            groups.setdefault((batch.source, form, str(key)), []).append((batch, i))
-    return [*(_device(*place, rows) for place, rows in groups.items()), *_dcgm(run)]
+            rows.setdefault(str(key), []).append(i)
+        for key, at in rows.items():
+            form = str(batch.attrs.get("form", ""))
+            groups.setdefault((batch.source, form, key), []).append((batch, at))
+    return [*(_device(*place, parts) for place, parts in groups.items()), *_dcgm(run)]
 
 
-def _device(source: str, form: str, key: str, rows: list[tuple[Any, int]]) -> Device:
-    times = [float(b.columns["t_s"][i]) for b, i in rows]
-    if not any(math.isnan(t) for t in times):
-        rows = [rows[i] for i in sorted(range(len(rows)), key=times.__getitem__)]
-    indices = {int(b.columns["device"][i]) for b, i in rows}
-    index = indices.pop() if len(indices) == 1 else -1
-    first = rows[0][0].attrs
+def _device(source: str, form: str, key: str, parts: list[tuple[Batch, list[int]]]) -> Device:
+    """Joins the rows of one device out of the batches of its file."""
+
+    def column(name: str) -> list[Any]:
+        values = [v for b, at in parts for v in map(b.columns[name].__getitem__, at)]
+        return values if order is None else [values[i] for i in order]
+
+    order: list[int] | None = None
+    times = array("d", column("t_s"))
+    if not any(map(math.isnan, times)) and any(b < a for a, b in pairwise(times)):
+        order = sorted(range(len(times)), key=times.__getitem__)
+    indices = set(column("device"))
+    index = int(indices.pop()) if len(indices) == 1 else -1
+    facts = parts[0][0].attrs
     return Device(
         source,
         form,
         key,
         index if index >= 0 else None,
-        str(first.get("names", {}).get(key, "")),
-        first.get("mig", {}).get(key),
-        {n: [float(b.columns[n][i]) for b, i in rows] for n in NUMBERS},
-        {n: [str(b.columns[n][i]) for b, i in rows] for n in WORDS},
-        [int(b.columns["line"][i]) for b, i in rows],
+        str(facts.get("names", {}).get(key, "")),
+        facts.get("mig", {}).get(key),
+        {n: array("d", column(n)) for n in NUMBERS},
+        {n: column(n) for n in WORDS},
+        array("q", column("line")),
     )
 
 

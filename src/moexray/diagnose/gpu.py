@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from moexray.analyse.gpu import SLOWDOWNS, devices, processes_of, throttling
+from moexray.analyse.gpu import SLOWDOWNS, processes_of, throttling
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 from moexray.diagnose.oom_words import size
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from moexray.analyse.gpu import Device, Throttling
     from moexray.core.limits import Limits
     from moexray.core.run import Run
@@ -28,15 +30,15 @@ SERIES = (
 HARD = SLOWDOWNS - {"sw_power_cap"}
 
 
-def unified_memory(run: Run, _limits: Limits) -> list[Finding]:
+def unified_memory(run: Run, _limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """smi.unified_memory: total, used and free are all not available, other fields have values."""
-    found = [d for d in devices(run) if _without_memory(d)]
-    if not found:
+    blind = [d for d in found if _without_memory(d)]
+    if not blind:
         return []
-    best = max(found, key=_has_values)
+    best = max(blind, key=_has_values)
     others = _has_values(best)
     host = next(iter(run.rows("meminfo")), None)
-    listed = [p for d in found for p in processes_of(run, d)] or [
+    listed = [p for d in blind for p in processes_of(run, d)] or [
         p for p in run.rows("gpu_process") if p["used_bytes"] is not None
     ]
     claim = (
@@ -46,7 +48,7 @@ def unified_memory(run: Run, _limits: Limits) -> list[Finding]:
     )
     evidence = [
         Evidence(d.source, d.where(len(d) - 1), f"memory {d.words['missing'][-1].split()} not available")
-        for d in found[:SHOWN]
+        for d in blind[:SHOWN]
     ]
     if host is not None:
         available = host["available_bytes"]
@@ -88,10 +90,10 @@ def _has_values(device: Device) -> int:
     return sum(device.last(n) is not None for n in OTHERS)
 
 
-def mig_limit(run: Run, limits: Limits) -> list[Finding]:
+def mig_limit(run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """smi.mig_limit: the total of an out-of-memory record is that of a MIG instance."""
     instances = run.rows("mig")
-    cards = {(d.source, d.key): d.last("total_bytes") for d in devices(run)}
+    cards = {(d.source, d.key): d.last("total_bytes") for d in found}
     tolerance = limits.gpu.same_total_ratio
     out: list[Finding] = []
     for record in run.rows("oom"):
@@ -131,10 +133,10 @@ def mig_limit(run: Run, limits: Limits) -> list[Finding]:
     return out
 
 
-def throttled(run: Run, limits: Limits) -> list[Finding]:
+def throttled(_run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """smi.throttled: power or thermal slowdowns under load, with lower clocks than in the other samples."""
     out = []
-    for device in devices(run):
+    for device in found:
         t = throttling(device, limits.gpu.load_ratio)
         finding = _series(device, t, limits) if len(device) > 1 else _one_sample(device, limits)
         if finding:
@@ -226,9 +228,9 @@ def _title(device: Device) -> str:
     return label[0].upper() + label[1:]
 
 
-def gpu_lost(run: Run, _limits: Limits) -> list[Finding]:
+def gpu_lost(run: Run, _limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """smi.gpu_lost: messages, and fields of a device that answered before and then no longer."""
-    out = [f for d in devices(run) if (f := _lost(d))]
+    out = [f for d in found if (f := _lost(d))]
     seen: set[tuple[str, str | None]] = set()
     for row in run.rows("gpu_event"):
         place = (row["kind"], row["bus"])
@@ -315,14 +317,14 @@ def _had(device: Device, field: str, before: int) -> bool:
     return any(not math.isnan(v) for n in names for v in device.numbers[n][:before])
 
 
-def driver_share(run: Run, limits: Limits) -> list[Finding]:
+def driver_share(run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """Rules out another process where the totals of nvidia-smi and torch differ by the driver's part."""
     out: list[Finding] = []
     for record in run.rows("oom"):
         total = record["total_bytes"]
         if not total or out:
             continue
-        for d in devices(run):
+        for d in found:
             smi = d.last("total_bytes")
             if smi is None or d.mig or (record["device"] not in (d.device, None) and d.device is not None):
                 continue

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moexray.analyse.gpu import devices, pair_up, processes_of
+from moexray.analyse.gpu import pair_up, processes_of
 from moexray.analyse.memory_series import growth
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
@@ -72,12 +72,12 @@ def shares(run: Run, found: Sequence[Device]) -> list[Share]:
     return out
 
 
-def beside_nvidia_smi(run: Run, limits: Limits) -> list[Finding]:
+def beside_nvidia_smi(run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """mem.cached_not_leaked, mem.non_torch, mem.other_process: what used memory is made of."""
     if any(r["kind"] in ("record", "bare") and not r["earlier"] for r in run.rows("oom")):
         return []  # the order of tests of the record decides
     out: list[Finding] = []
-    for s in shares(run, devices(run)):
+    for s in shares(run, found):
         if not s.pair.sure or any(r["num_ooms"] for r in s.pair.stats):
             continue
         if s.non_torch < -limits.gpu.slack_bytes - 0.005 * s.used:
@@ -201,16 +201,16 @@ def _other(s: Share, run: Run, limits: Limits) -> Finding | None:
     )
 
 
-def oversubscribed(run: Run, _limits: Limits) -> list[Finding]:
+def oversubscribed(run: Run, _limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """mem.oversubscription without an error: the allocator's peak passes the card's memory."""
     if any(r["kind"] in ("record", "bare") for r in run.rows("oom")):
         return []
-    found = [d for d in devices(run) if d.last("total_bytes")]
-    totals = {d.last("total_bytes") for d in found}
-    paired = {id(r): p.device for p in pair_up(run, found) if p.sure for r in p.stats}
+    sized = [d for d in found if d.last("total_bytes")]
+    totals = {d.last("total_bytes") for d in sized}
+    paired = {id(r): p.device for p in pair_up(run, sized) if p.sure for r in p.stats}
     worst: dict[tuple[Any, Any], tuple[float, Row, Device]] = {}
     for row in run.rows("memory_stats"):
-        device = paired.get(id(row)) or (found[0] if len(totals) == 1 else None)
+        device = paired.get(id(row)) or (sized[0] if len(totals) == 1 else None)
         peak = _peak(row)
         if device is None or peak is None or row["num_ooms"]:
             continue

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from moexray.analyse.gpu import devices, pair_up
+from moexray.analyse.gpu import pair_up
 from moexray.analyse.memory_series import dips, growth, like_load, load_at, rank_correlation, windows
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
@@ -38,9 +38,8 @@ class _Grown:
     kept: tuple[int, ...]
 
 
-def growth_unattributed(run: Run, limits: Limits) -> list[Finding]:
+def growth_unattributed(run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """mem.growth_unattributed: memory in use rises in window after window at like load."""
-    found = devices(run)
     loads = _loads(run)
     by_device = {id(p.device): p for p in pair_up(run, found)}
     out: list[Finding] = []
@@ -308,11 +307,11 @@ def _steps(run: Run, rows: Sequence[Row]) -> list[float | None]:
     return load_at([float(t) for t in times], series)
 
 
-def stall_from_samples(run: Run, limits: Limits) -> list[Finding]:
+def stall_from_samples(_run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """mem.alloc_stall from samples alone: standstills under load, nearly all of them at full memory."""
     g = limits.gpu
     out = []
-    for d in devices(run):
+    for d in found:
         x = dips(d, g.idle_ratio, g.load_ratio, g.full_ratio)
         if x is None or x.count < 2 or x.full < g.at_full_ratio * x.count or x.windows < g.stall_windows:
             continue

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["MIB", "NUMBERS", "Sample", "Samples", "fault_of", "flags_of", "quantity", "size", "when"]
 
 MIB = 1 << 20
+CELLS = 1 << 16  # different cells that are remembered: a series repeats the same few
 NAN = float("nan")
 
 # Number columns of table gpu, in their order.
@@ -51,12 +52,14 @@ BITS = (
 )  # fmt: skip
 
 
+@lru_cache(maxsize=CELLS)
 def quantity(text: str) -> tuple[float, str] | None:
     """A number and its unit in lower case ("700.00 W" -> 700.0, "w"); None if it is no number."""
     m = QUANTITY.fullmatch(text.strip())
     return (float(m[1].replace(",", ".")), m[2].lower()) if m else None
 
 
+@lru_cache(maxsize=CELLS)
 def size(text: str, unit: str = "") -> float | None:
     """Bytes of "81559 MiB"; a bare number counts in `unit`, else in MiB as nvidia-smi does."""
     found = quantity(text)
@@ -66,6 +69,7 @@ def size(text: str, unit: str = "") -> float | None:
     return None if factor is None or found[0] < 0 else found[0] * factor
 
 
+@lru_cache(maxsize=CELLS)
 def fault_of(text: str) -> str:
     """What stands in place of a value: "lost", "error", "denied", "missing"; "" if it may be one."""
     bare = text.strip().strip("[]()").strip()

@@ -39,7 +39,7 @@ DEVICE = re.compile(r"PyTorch CUDA memory summary, device ID (\d+)")
 COUNTS = re.compile(r"CUDA OOMs:\s*(\d+).*?cuda(?:Malloc retries| retries):\s*(\d+)", re.IGNORECASE)
 USAGE = re.compile(r"\|\s*([A-Z][\w -]+?)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|")
 SUMMARY_ROWS = {
-    "allocated memory": ("allocated_bytes", None), "active memory": ("active_bytes", None),
+    "allocated memory": ("allocated_bytes", "allocated_peak_bytes"), "active memory": ("active_bytes", None),
     "gpu reserved memory": ("reserved_bytes", "reserved_peak_bytes"),
     "non-releasable memory": ("inactive_split_bytes", None), "gpu reserved segments": ("segments", None),
 }  # fmt: skip

@@ -174,7 +174,10 @@ def _sample(cells: Sequence[str], layout: _Layout, line: int, order: int, seen: 
 
 def _placeholders(cells: Sequence[str], layout: _Layout, counts: Counter[str]) -> None:
     for i, text in enumerate(cells):
-        if fault_of(text) and i in layout.names and (text or i in layout.numbers):
+        if not fault_of(text):
+            continue
+        sure = i in layout.numbers or text[:1] == "[" or text.upper() in ("N/A", "ERR!")
+        if sure and i in layout.names:
             counts[f"{layout.names[i]} = {text or 'empty'}"] += 1
 
 
