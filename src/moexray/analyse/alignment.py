@@ -107,7 +107,7 @@ def _by_pattern(events: Sequence[float], stalls: Sequence[float]) -> Alignment:
     b = np.sort(np.asarray(stalls, float))[:PAIRS]
     if min(len(a), len(b)) < PATTERN_LEAST:
         return Alignment(None)
-    width = 2 * TOLERANCE_S + (1.0 if np.allclose(a, np.round(a)) else 0.0)
+    width = 2 * TOLERANCE_S + (1.0 if (np.abs(a - np.round(a)) < 1e-4).all() else 0.0)
     if (len(b) - 1) * width > 0.1 * (b[-1] - b[0]) or (len(a) - 1) * width > 0.1 * (a[-1] - a[0]):
         return Alignment(None)
     differences = np.sort((b[None, :] - a[:, None]).ravel())

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Meeting", "best_meeting", "on_clock_of"]
 
-ASSUMED = 0.7  # confidence at most where the clocks had to be related by an assumption
+ASSUMED = 0.65  # confidence at most where the clocks had to be related by an assumption
 
 
 @dataclass(frozen=True, slots=True)

@@ -114,12 +114,18 @@ def _skew(nodes: list[Compiled], row: Row, limit: float, spread: float, *, state
         "limit_s": limit, "spread_s": spread, "first_end_s": first.end_s - first.start_s,
         "last_end_s": last.end_s - last.start_s, "waited_s": row["t_s"] - first.end_s, "nodes": len(nodes),
     }  # fmt: skip
-    took = "" if last.finished else " and had not finished when it fired"
+    percent = last.row["fields"].get("percent")
+    reached = f" (its last line says {percent:g} %)" if percent is not None else ""
+    done = (
+        f"finished compiling {spread:.0f} s after {first.node} ({facts['last_end_s']:.0f} s against "
+        f"{facts['first_end_s']:.0f} s)"
+        if last.finished
+        else f"was still compiling{reached} {spread:.0f} s after {first.node} had finished"
+    )
     known = "" if stated else " (DeepEP's own limit, as the log gives none)"
     claim = (
-        f"{last.node} finished compiling {spread:.0f} s after {first.node} ({facts['last_end_s']:.0f} s "
-        f"against {facts['first_end_s']:.0f} s){took}; the other side gave up after the limit of "
-        f"{limit:.0f} s{known}. The time-out is a consequence."
+        f"{last.node} {done}; the other side gave up after the limit of {limit:.0f} s{known}. "
+        "The time-out is a consequence."
     )
     evidence = [Evidence(row["source"], row["where"], f"{row['text']} {pairs(facts)}")]
     for node in (first, last):

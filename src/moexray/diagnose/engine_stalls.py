@@ -139,7 +139,7 @@ def compile_in_hot_path(run: Run, limits: Limits) -> list[Finding]:
     shapes = sorted(
         {str(x.row["fields"].get("shape")) for x in best.episodes if x.row["fields"].get("shape")}
     )
-    named = f" ({', '.join(shapes[:4])}{', ...' if len(shapes) > 4 else ''})" if shapes else ""
+    named = f" ({'; '.join(shapes[:4])}{'; ...' if len(shapes) > 4 else ''})" if shapes else ""
     claim = (
         f"{len(hit)} of {len(best.found)} latency spikes (above {e.spike:g}x the median of {_s(s.median_s)}) "
         f"begin within {before:g} s of a compile line while serving{named}; they cost "

@@ -47,8 +47,9 @@ def contaminated(run: Run, limits: Limits) -> list[Finding]:  # noqa: ARG001
     clean = len(windows) - len(names)
     claim = (
         f"{'Window' if len(names) == 1 else 'Windows'} {', '.join(names[:4])} of {len(windows)} "
-        f"{'holds' if len(names) == 1 else 'hold'} a one-off event ({', '.join(kinds)}): the first at "
-        f"{_clock(event.start_s, start)} inside {_clock(start, start)}-{_clock(end, start)}. "
+        f"{'holds' if len(names) == 1 else 'hold'} a one-off event ({', '.join(kinds)}): the first "
+        f"{max(event.start_s - start, 0.0):.1f} s after the start of '{name}', which lasts "
+        f"{end - start:.4g} s. "
         f"{f'The other {clean} hold none; ' if clean else ''}the comparison is not like with like."
     )
     settle = ("a repeat of the marked window", "token times of the window, to see how much the event cost")
@@ -89,8 +90,3 @@ def _inside(e: Episode, w: Window, windows: list[Window]) -> bool:
     if e.start_s != e.start_s or (e.start_s < engine_log.RELATIVE_S) != relative:
         return False
     return e.start_s <= w[2] and e.end_s >= w[1]
-
-
-def _clock(t_s: float, base: float) -> str:
-    """Seconds as printed; of epoch times the seconds since the window's start."""
-    return f"{t_s:.6g} s" if abs(base) < engine_log.RELATIVE_S else f"{t_s - base:+.1f} s"

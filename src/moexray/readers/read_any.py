@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING
 
 from moexray.core.errors import EmptyError, LimitError, ReadError, UnsafeError
 from moexray.core.run import Reading, Run, Skipped, build_run, merge
-from moexray.core.source import MAX_LOAD_BYTES, Problem, Source, walk
+from moexray.core.source import HEAD_BYTES, MAX_LOAD_BYTES, Problem, Source, walk
 from moexray.core.store import is_saved, load
-from moexray.readers import READERS
+from moexray.readers import READERS, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -126,17 +126,17 @@ def _choose(source: Source) -> Reader | None:
     head = source.head
     if not head.strip(b" \t\r\n\0"):
         if source.disk_bytes > len(head):
-            _look_further(source)
-            return None
+            head = _look_further(source)  # a log that was cut while it was written begins with zeros
+            return next((r for r in READERS if r.read is text.read and r.sniff(head)), None)
         raise EmptyError("the file holds nothing", where=source.path)
     return next((r for r in READERS if r.sniff(head)), None)
 
 
-def _look_further(source: Source) -> None:
-    """A head of blanks or zeros only: say empty if all of the file is so, within bounds."""
+def _look_further(source: Source) -> bytes:
+    """The first content behind a head of blanks or zeros; says empty if all of the file is so."""
     for piece in source.chunks():
-        if piece.strip(b" \t\r\n\0"):
-            return
+        if found := piece.strip(b" \t\r\n\0"):
+            return found[:HEAD_BYTES]
     raise EmptyError("the file holds nothing", where=source.path)
 
 

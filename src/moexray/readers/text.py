@@ -39,7 +39,7 @@ JUMPS_SHOWN = 3
 
 def sniff(head: bytes) -> bool:
     """Text has few control characters; UTF-16 and stray NULs are text, too."""
-    sample = head[:4096]
+    sample = head.replace(b"\0" * 16, b"")[:4096]  # a log cut while it was written has runs of zeros
     if sample[:2] in (b"\xff\xfe", b"\xfe\xff"):
         return True
     controls = sum(b < 9 or 13 < b < 27 or 27 < b < 32 for b in sample.replace(b"\0", b""))
@@ -78,14 +78,26 @@ def parse_lines(lines: list[Line], out: Reading, head: str) -> None:
         out.notes.append("text without a line of a known form")
         return
     if jumps:
+        spans = _spans(lines)
         steps = ", ".join(f"{j.step_s:+.0f} s at line {j.number}" for j in jumps[:JUMPS_SHOWN])
         more = f" and {len(jumps) - JUMPS_SHOWN} more" if len(jumps) > JUMPS_SHOWN else ""
         out.problem(
             "input.clock_jump",
-            f"the clock steps {steps}{more}; no duration is computed across it",
+            f"the clock steps {steps}{more}; no duration is computed across it (stretches of {spans})",
             where=f"line {jumps[0].number}",
             values={"jumps": len(jumps), "step_s": jumps[0].step_s},
         )
+
+
+def _spans(lines: list[Line]) -> str:
+    """How long the stretches between the jumps are."""
+    ends: dict[int, tuple[float, float]] = {}
+    for line in lines:
+        if line.t_s is not None:
+            low, high = ends.get(line.clock, (line.t_s, line.t_s))
+            ends[line.clock] = min(low, line.t_s), max(high, line.t_s)
+    shown = [f"{high - low:.0f} s" for low, high in ends.values()]
+    return ", ".join(shown[:4]) + (f" and {len(shown) - 4} more" if len(shown) > 4 else "")
 
 
 def _blocks(source: Source, found: Counter[str]) -> Iterator[bytes]:
@@ -172,7 +184,7 @@ def _choose(block: bytes, words: list[bytes], kept: Counter[bytes]) -> list[tupl
 
 
 def _wide(head: bytes) -> str:
-    encoding = decode(head[:4096])[1]
+    encoding = decode(head.replace(b"\0" * 16, b"")[:4096])[1]
     return encoding if encoding.startswith("utf-16") else ""
 
 
