@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from comm_samples import STAMP, finding, ids, said, watchdog
+from comm_samples import STAMP, dump, entry, finding, ids, said, watchdog
 
 GROUPS = json.dumps({"PG 3 (GUID 21)": [0, 1, 2, 3]})
 STARTED = "INFO 03-12 11:00:00 [a.py:1] Application startup complete.\n"
@@ -180,3 +180,54 @@ def test_old_lines_know_the_group_rank_only():
     assert "group rank 1 in number 8" in finding(said({"w.log": old(0, 9) + old(1, 8)}), "comm.desync").claim
     d = said({"w.log": "world size 3\n" + old(0, 9) + old(1, 9)})
     assert "group rank 2" in finding(d, "comm.missing_rank").claim
+
+
+def test_two_jobs_that_use_the_same_names_are_kept_apart():
+    d = said({"prefill.log": lines(0, 1, 3), "decode.log": lines(0, 1, 2, seq=44), "g.json": GROUPS})
+    assert "comm.desync" not in ids(d)
+    assert "comm.missing_rank" in ids(d, strong=True)
+
+
+def test_ids_that_every_rank_counts_for_itself_are_several_groups():
+    def old(rank, local, seq, op):
+        return (
+            f"[rank{rank}]:[{STAMP}] [Rank {local}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={seq}, OpType={op}, "
+            "NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600001 milliseconds before timing out.\n"
+            f"[rank{rank}]:[{STAMP}] [PG 1 Rank {local}] Exception (either an error or timeout) detected by watchdog at work: {seq}, "
+            f"last enqueued NCCL work: {seq}, last completed NCCL work: {seq - 1}.\n"
+        )
+
+    d = said({"w.log": old(0, 0, 5, "ALLREDUCE") + old(1, 0, 9, "ALLREDUCE")})
+    assert ids(d, strong=True) == []
+
+
+def test_a_monitored_barrier_names_the_absent():
+    line = "[Rank 0]: Ranks 2, 5 failed to pass monitoredBarrier in 30000 ms\n"
+    f = finding(said({"w.log": line}), "comm.missing_rank")
+    assert "ranks 2 and 5 did not pass" in f.claim
+
+
+def test_a_frozen_process_is_evidence_against_the_suspect():
+    frozen = f"[rank2]:[{STAMP}] [PG ID 0 PG GUID 0(default_pg) Rank 2] ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress\n"
+    f = finding(said({"w.log": frozen + lines(0, 1, 3), "g.json": GROUPS}), "comm.missing_rank")
+    assert any("got stuck" in e.text for e in f.evidence)
+
+
+def test_dumps_decide_before_lines():
+    files = {f"trace_rank_{r}": dump([entry(s) for s in range(1, 9)] + [entry(9, state="started", op="all_gather" if r == 3 else "all_reduce")])
+             for r in range(4)}  # fmt: skip
+    d = said(files | {"w.log": lines(0, 1, 2), "g.json": GROUPS})
+    assert ids(d) == ["comm.desync"]
+
+
+def test_a_gap_in_the_logs_of_single_ranks():
+    def log(rank):
+        return (
+            f"(Worker_TP{rank} pid=7) INFO 03-11 07:00:00 [p.py:1] rank {rank} in world size 5 is assigned as DP rank 0, PP rank 0, TP rank "
+            f"{rank}, EP rank {rank}\n(Worker_TP{rank} pid=7) ERROR 03-11 07:00:00 [w.py:1] ValueError: shapes do not match\n"
+        )
+
+    d = said({f"r{r}.log": log(r) for r in (0, 1, 2, 4)})
+    assert "rank 3 is missing" in finding(d, "input.rank_set").claim
+    assert "input.rank_set" not in ids(said({f"r{r}.log": log(r) for r in (0, 4)}))
+    assert "input.rank_set" not in ids(said({f"r{r}.log": log(r) for r in range(5)}))

@@ -242,3 +242,15 @@ def test_who_was_late_is_shown():
     rows = said(slow(402.4, late=402.0)).exhibits["waits"]
     late = {r["rank"]: (round(r["late_s"]), round(r["waited_s"])) for r in rows}
     assert late == {0: (0, 402), 1: (0, 402), 2: (402, 0), 3: (0, 402)}
+
+
+def test_the_setting_in_force_where_entries_have_no_limit():
+    bare = slow(402.4, timeout_ms=0, late=402.0)
+    assert "comm.timeout_near" not in ids(said(bare))
+    launch = "python -m sglang.launch_server --model-path M --tp 4 --dist-timeout 500\n"
+    f = finding(said(bare | {"launch.txt": launch}), "comm.timeout_near")
+    assert "set by dist_timeout" in f.claim
+    assert f.limit == 250
+    f = finding(said(bare | {"launch.txt": launch.replace(" --dist-timeout 500", "")}), "comm.timeout_near")
+    assert "default" in f.claim
+    assert f.limit == 300

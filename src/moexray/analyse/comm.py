@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from moexray.core.run import Row, Run
 
@@ -61,6 +61,7 @@ class GroupState:
         reports: The first unfinished collective of each rank (global rank, else group rank).
         local: The keys of `reports` are ranks in the group, not global ranks.
         repeats: Lines of unknown ranks that a de-duplicator swallowed.
+        job: The file, where several files tell of several jobs.
     """
 
     name: str
@@ -70,6 +71,7 @@ class GroupState:
     reports: dict[int, Row] = field(default_factory=dict)
     local: bool = False
     repeats: int = 0
+    job: str | None = None
 
 
 def plain_op(op: str | None) -> str:
@@ -104,22 +106,59 @@ def log_groups(run: Run) -> list[GroupState]:
     rows = [r for r in rows if r["seq"] is not None and not peer_to_peer(r["op"])]
     keys = {r["group"] for r in rows if r["group"] is not None}
     alone = next(iter(keys)) if len(keys) == 1 else None
-    groups: dict[str | None, GroupState] = {}
+    by_key: dict[str | None, list[Row]] = {}
     for row in rows:
-        key = row["group"] if row["group"] is not None else alone
-        group = groups.get(key)
-        if group is None:
-            group = groups[key] = GroupState(_name(row), key, row["group_id"], row["desc"])
-        group.desc = group.desc or row["desc"]
-        group.repeats += row["repeats"] or 0
-    for key, group in groups.items():
-        mine = [r for r in rows if (r["group"] if r["group"] is not None else alone) == key]
-        group.local = any(r["rank"] is None for r in mine)
-        for row in mine:
-            rank = row["group_rank"] if group.local else row["rank"]
-            if rank is not None and (rank not in group.reports or row["seq"] < group.reports[rank]["seq"]):
-                group.reports[rank] = row
-    return [g for g in groups.values() if g.reports]
+        by_key.setdefault(row["group"] if row["group"] is not None else alone, []).append(row)
+    states: list[GroupState] = []
+    for key, mine in by_key.items():
+        parts = _apart(mine)
+        states += [_state(key, part) for part in parts]
+        if len({r["source"] for r in mine}) == len(parts) > 1:
+            for state, part in zip(states[-len(parts) :], parts, strict=True):
+                state.job = part[0]["source"]
+    return [g for g in states if g.reports]
+
+
+def _state(key: str | None, rows: list[Row]) -> GroupState:
+    """The first unfinished collective of each rank."""
+    named = next((r for r in rows if r["group"] is not None), rows[0])
+    desc = next((r["desc"] for r in rows if r["desc"]), None)
+    group = GroupState(_name(named), key, named["group_id"], desc)
+    group.repeats = sum(r["repeats"] or 0 for r in rows)
+    group.local = any(r["rank"] is None for r in rows)
+    for row in rows:
+        rank = row["group_rank"] if group.local else row["rank"]
+        if rank is not None and (rank not in group.reports or row["seq"] < group.reports[rank]["seq"]):
+            group.reports[rank] = row
+    return group
+
+
+def _apart(rows: list[Row]) -> list[list[Row]]:
+    """Parts a name that stands for several groups: two jobs, or an id that is counted on each rank.
+
+    Two files in which one rank stands at different numbers are two jobs. Before torch 2.5 the id
+    is local: two global ranks that are the same rank of "the" group are in two groups.
+    """
+    files: dict[int, dict[str, int]] = {}
+    places: dict[int, set[int]] = {}
+    for r in rows:
+        if r["rank"] is not None:
+            first = files.setdefault(r["rank"], {})
+            first[r["source"]] = min(r["seq"], first.get(r["source"], r["seq"]))
+            if r["group_rank"] is not None and r["group"] is not None:
+                places.setdefault(r["group_rank"], set()).add(r["rank"])
+    if any(len(set(f.values())) > 1 for f in files.values()):
+        return _split(rows, lambda r: r["source"])
+    if any(len(p) > 1 for p in places.values()):
+        return _split(rows, lambda r: (r["seq"], plain_op(r["op"])))
+    return [rows]
+
+
+def _split(rows: list[Row], key: Callable[[Row], object]) -> list[list[Row]]:
+    parts: dict[object, list[Row]] = {}
+    for row in rows:
+        parts.setdefault(key(row), []).append(row)
+    return list(parts.values())
 
 
 def _name(row: Row) -> str:

@@ -108,6 +108,7 @@ def _differing(given: Sequence[Row], asserted: Sequence[Row], *, hung: bool) -> 
     for rows in scopes.values():
         values = sorted({r["limit"] for r in rows})
         places = {(r["node"], r["rank"]) for r in rows if r["node"] or r["rank"] is not None}
+        places = places or {(r["source"], None) for r in rows if "nnodes" in r["text"]}
         if len(values) < 2 or not (len(places) >= 2 or hung):
             continue
         said = ", ".join(f"{r['limit']} ({r['node'] or _rank(r) or r['source']})" for r in rows[:SHOWN])

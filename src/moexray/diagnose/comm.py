@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from moexray.analyse.comm import log_groups, members_of, plain_op, ranks_text, symmetric, world_size
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
-from moexray.diagnose.comm_lost import earlier_process, lost_peers, oom_causes, quotes
+from moexray.diagnose.comm_lost import barrier, earlier_process, lost_peers, oom_causes, quotes
 
 if TYPE_CHECKING:
     from moexray.analyse.comm import GroupState, Members
@@ -29,7 +29,9 @@ def watchdog(run: Run, limits: Limits) -> list[Finding]:
     del limits
     groups = log_groups(run)
     if not groups:
-        return [*lost_peers(run), *earlier_process(run)]
+        return [*(barrier(run) or lost_peers(run)), *earlier_process(run)]
+    if run.batches("comm_flight") and _dumps_decide(run):
+        return []  # dumps show operations and states, log lines only who complained
     found: list[Finding] = []
     for group in groups:
         positions = {rank: row["seq"] for rank, row in group.reports.items()}
@@ -38,10 +40,15 @@ def watchdog(run: Run, limits: Limits) -> list[Finding]:
             found.append(_desync(group))
         elif sizes := _odd_sizes(group):
             found.append(_size_mismatch(group, sizes))
-    waiting = {rank for g in groups if not g.local for rank in g.reports}
     if not any(f.id == "comm.desync" for f in found):
-        found += _missing(groups, run, waiting)
+        found += _missing(groups, run)
     return _best(found)
+
+
+def _dumps_decide(run: Run) -> bool:
+    from moexray.diagnose.comm_flight import positions
+
+    return any(f.severity == "error" for f in positions(run))
 
 
 def _best(found: list[Finding]) -> list[Finding]:
@@ -146,7 +153,7 @@ def _size_mismatch(group: GroupState, sizes: dict[tuple[int, int], list[int]]) -
     )
 
 
-def _missing(groups: list[GroupState], run: Run, waiting: set[int]) -> list[Finding]:
+def _missing(groups: list[GroupState], run: Run) -> list[Finding]:
     """Suspects per group; a suspect that itself waits in another group passes the blame on."""
     found: list[Finding] = []
     for group in groups:
@@ -154,9 +161,12 @@ def _missing(groups: list[GroupState], run: Run, waiting: set[int]) -> list[Find
         seq = next(iter(group.reports.values()))["seq"]
         alive = _answered(group, run, seq)
         suspects = set(members.ranks) - set(group.reports) - alive
-        elsewhere = suspects & waiting if not group.local else set()
+        others = [
+            g for g in groups if g is not group and not g.local and (g.job is None or g.job == group.job)
+        ]
+        elsewhere = {r for g in others for r in g.reports if r in suspects} if not group.local else set()
         if suspects and suspects == elsewhere:
-            found.append(_crossed(group, groups, elsewhere))
+            found.append(_crossed(group, others, elsewhere))
         elif suspects - elsewhere and _certain(group, suspects, run):
             found.append(_missing_rank(group, members, suspects - elsewhere, run))
         else:
@@ -204,7 +214,7 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
     trouble = [
         r
         for r in run.rows("comm_report")
-        if r["kind"] in ("exception", "dump_signal")
+        if r["kind"] in ("exception", "dump_signal", "stuck")
         and r["rank"] in suspects
         and not r["stale"]
         and not group.local
@@ -227,7 +237,7 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
         Evidence(first["source"], first["where"], pairs(values)),
         *quotes(rows[r] for r in sorted(rows)),
     ]
-    evidence += quotes([*failures, *(r for r in trouble if r["kind"] == "dump_signal")])[:3]
+    evidence += quotes([*failures, *(r for r in trouble if r["kind"] != "exception")])[:3]
     base = 0.88 if members.complete else 0.8
     return Finding(
         id="comm.missing_rank",
@@ -252,8 +262,7 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
 
 def _crossed(group: GroupState, groups: list[GroupState], elsewhere: set[int]) -> Finding:
     """Members that this group waits for wait in another group: two groups in different order."""
-    others = [(g, r) for g in groups if g is not group for r in elsewhere if r in g.reports]
-    other, rank = others[0]
+    other, rank = next((g, r) for g in groups for r in sorted(elsewhere) if r in g.reports)
     mine, theirs = next(iter(group.reports.values())), other.reports[rank]
     return Finding(
         id="comm.desync",

@@ -15,6 +15,7 @@ from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 from moexray.diagnose.comm_flight_sizes import sizes
 from moexray.diagnose.comm_flight_skew import divergence
+from moexray.diagnose.comm_near import near_timeout
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from moexray.core.limits import Limits
     from moexray.core.run import Run
 
-__all__ = ["recorder", "waits"]
+__all__ = ["positions", "recorder", "waits"]
 
 SHOWN = 8
 SINGLE_AGE_S = 1.0  # a single dump tells of a hang only if something is open for so long; own choice
@@ -33,7 +34,7 @@ def recorder(run: Run, limits: Limits) -> list[Finding]:
     """All verdicts of one set of dumps; the first set that shows a fault speaks for its ids."""
     found: list[Finding] = []
     for dumps in recorders(run):
-        mine = [*_positions(dumps, run), *sizes(dumps), *_near_timeout(dumps, limits)]
+        mine = [*_positions(dumps, run), *sizes(dumps), *near_timeout(dumps, run, limits)]
         suspects = {r for f in mine if f.id == "comm.missing_rank" for r in dumps.absent}
         mine += _rank_set(dumps, suspects)
         alone = run.present <= {"comm_flight", "comm_group"} and all(f.severity == "info" for f in mine)
@@ -43,6 +44,11 @@ def recorder(run: Run, limits: Limits) -> list[Finding]:
         ]
         found += [f for f in mine if f.id not in {g.id for g in found}]
     return found
+
+
+def positions(run: Run) -> list[Finding]:
+    """Who stands where, over all sets of dumps."""
+    return [f for dumps in recorders(run) for f in _positions(dumps, run)]
 
 
 def _positions(dumps: Recorders, run: Run) -> list[Finding]:
@@ -176,71 +182,6 @@ def _cannot_tell(
                 Evidence(group.positions[rank].source, f"{group.title} number {seq}", pairs({"wait_s": age})),
             ),
             settle_with=(f"recorder dumps of {ranks_text(suspects)}", "logs of all ranks"),
-        )
-    ]
-
-
-def _near_timeout(dumps: Recorders, limits: Limits) -> list[Finding]:
-    """comm.timeout_near: the longest wait of an operation that completed, against its own limit."""
-    best: tuple[float, GroupView, int, int] | None = None
-    for group in dumps.groups.values():
-        shares: dict[int, list[tuple[float, int]]] = {}
-        for rank, p in group.positions.items():
-            for seq, e in p.entries.items():
-                if e.done and e.timeout_s > 0 and e.wait_s > 0:
-                    shares.setdefault(seq, []).append((e.wait_s / e.timeout_s, rank))
-        for seq, of_ranks in shares.items():
-            share, rank = max(of_ranks, key=lambda item: (item[0], -item[1]))
-            near = limits.comm.timeout_near_ratio <= share < 1  # beyond it: it has timed out already
-            if near and (best is None or share > best[0]):
-                best = (share, group, seq, rank)
-    if best is None:
-        return []
-    share, group, seq, rank = best
-    entries = {r: p.entries[seq] for r, p in group.positions.items() if seq in p.entries}
-    mine = entries[rank]
-    late = max(entries, key=lambda r: entries[r].created_ns)
-    behind = (entries[late].created_ns - min(e.created_ns for e in entries.values())) / 1e9
-    blame = behind >= mine.wait_s / 2 and len(entries) > 1
-    claim = (
-        f"{group.title}: number {seq} ({mine.op}) completed after {mine.wait_s:.1f} s on rank {rank}, "
-        f"{share:.0%} of its limit of "
-        f"{mine.timeout_s:.0f} s (the entry's own timeout)."
-    )
-    if blame:
-        claim += (
-            f" Rank {late} launched it {behind:.1f} s after the first: the others waited for it. It arrived, "
-            "so nothing hangs."
-        )
-    values = {
-        "wait_s": mine.wait_s,
-        "limit_s": mine.timeout_s,
-        "share_ratio": share,
-        "seq": seq,
-        "late_rank": late if blame else None,
-        "late_s": behind if blame else None,
-    }
-    evidence = [Evidence(group.positions[rank].source, f"{group.title} number {seq}", pairs(values))]
-    evidence += [
-        Evidence(
-            group.positions[r].source, f"{group.title} number {seq}", pairs({"rank": r, "wait_s": e.wait_s})
-        )
-        for r, e in sorted(entries.items())[:SHOWN]
-    ]
-    return [
-        Finding(
-            id="comm.timeout_near",
-            severity="warn",
-            confidence=0.92,
-            claim=claim,
-            subject=Subject(rank=late if blame else None),
-            value=mine.wait_s,
-            limit=limits.comm.timeout_near_ratio * mine.timeout_s,
-            unit="s",
-            evidence=tuple(evidence),
-            remedies=(remedy("comm.mend_late_rank", ranks=ranks_text([late]) if blame else "the late rank"),),
-            settle_with=() if blame else ("traces of all ranks at that time",),
-            cost=mine.wait_s,
         )
     ]
 

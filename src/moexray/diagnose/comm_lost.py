@@ -11,9 +11,10 @@ from moexray.core.remedies import remedy
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    from moexray.core.limits import Limits
     from moexray.core.run import Row, Run
 
-__all__ = ["earlier_process", "lost_peers", "oom_causes", "quotes"]
+__all__ = ["barrier", "earlier_process", "log_ranks", "lost_peers", "oom_causes", "quotes"]
 
 SHOWN = 8  # quoted lines per finding
 
@@ -39,6 +40,30 @@ def oom_causes(run: Run, suspects: set[int]) -> Iterator[str]:
             "mem.oversubscription",
             "mem.oom_unexplained",
         )
+
+
+def barrier(run: Run) -> list[Finding]:
+    """A monitored barrier names who did not come."""
+    rows = [r for r in run.rows("comm_report") if r["kind"] == "barrier" and not r["stale"]]
+    if not rows:
+        return []
+    ranks = sorted({k for r in rows for k in r["named"]})
+    names = ranks_text(ranks)
+    return [
+        Finding(
+            id="comm.missing_rank",
+            severity="error",
+            confidence=0.85,
+            claim=f"A monitored barrier says that {names} did not pass it in time: inspect {names} first.",
+            subject=Subject(rank=ranks[0] if len(ranks) == 1 else None),
+            value=float(len(ranks)),
+            unit="count",
+            evidence=tuple(quotes(rows)),
+            implied_by=tuple(oom_causes(run, set(ranks))),
+            remedies=(remedy("comm.inspect_rank", ranks=names),),
+            settle_with=(f"log of {names}",),
+        )
+    ]
 
 
 def lost_peers(run: Run) -> list[Finding]:
@@ -99,5 +124,43 @@ def earlier_process(run: Run) -> list[Finding]:
             value=float(len(rows)),
             unit="count",
             evidence=tuple(quotes(rows[:2])),
+        )
+    ]
+
+
+def log_ranks(run: Run, limits: Limits) -> list[Finding]:
+    """input.rank_set for logs of one rank each: a gap in an almost complete set.
+
+    A missing log of a rank that others wait for is evidence, not a gap; few logs of many ranks are a
+    choice.
+    """
+    del limits
+    ranks: dict[str, set[int]] = {}
+    for row in [*run.rows("log"), *run.rows("comm_report")]:
+        if row["rank"] is not None:
+            ranks.setdefault(row["source"], set()).add(row["rank"])
+    hang = any(r["kind"] != "exception" and not r["stale"] for r in run.rows("comm_report"))
+    world = world_size(run)
+    if hang or world is None or len(ranks) < 2 or any(len(r) > 1 for r in ranks.values()):
+        return []
+    found = set.union(*ranks.values())
+    missing = sorted(set(range(world)) - found)
+    if not missing or 2 * len(missing) >= len(found) or max(found) >= world:
+        return []
+    return [
+        Finding(
+            id="input.rank_set",
+            severity="warn",
+            confidence=0.8,
+            claim=f"Logs of {len(found)} of {world} ranks are here; {ranks_text(missing)} "
+            f"{'is' if len(missing) == 1 else 'are'} missing.",
+            value=float(len(found)),
+            limit=float(world),
+            unit="count",
+            evidence=tuple(
+                Evidence(source, "the log", f"rank={min(r)} world_size={world}")
+                for source, r in sorted(ranks.items())[:SHOWN]
+            ),
+            settle_with=(f"log of {ranks_text(missing)}",),
         )
     ]

@@ -67,3 +67,10 @@ def test_limits(line, want):
     rows = events(line + "\n", "limit")
     assert len(rows) == 1
     assert {k: rows[0][k] for k in want} == want
+
+
+def test_a_limit_in_a_manifest_and_beside_a_rank():
+    manifest = '      - name: SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK\n        value: "512"\n'
+    assert [r["limit"] for r in events(manifest, "limit")] == [512]
+    rows = events("rank 3: SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK=64\n", "limit")
+    assert [(r["limit"], r["node"]) for r in rows] == [(64, "node 3")]

@@ -106,3 +106,9 @@ def test_groups_json():
     assert [(r["desc"], r["members"]) for r in run.rows("comm_group")] == [("ep_group", [2, 3])]
     assert read({"g.json": json.dumps({"latencies": [1, 2, 3]})}).rows("comm_group") == ()
     assert read({"g.json": json.dumps({"group_a": [1, 1]})}).rows("comm_group") == ()
+
+
+def test_comments_tell_the_rows_and_totals_are_no_ranks():
+    text = "# rows = receivers\nrank,0,1,total\n0,1,2,3\n1,3,4,7\ntotal,4,6,10\n"
+    b = first(text)
+    assert (b.attrs["rows_are"], list(b.columns["value"])) == ("receiver", [1, 2, 3, 4])

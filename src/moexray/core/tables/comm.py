@@ -19,7 +19,7 @@ COMM_REPORT = Table(
     "comm_report",
     "What a rank says of its own collectives in a log: a timeout, a dump signal, a lost peer, an exception.",
     (
-        Column("kind", "str", "", "timeout, dump_signal, lost_peer, exception."),
+        Column("kind", "str", "", "timeout, dump_signal, lost_peer, exception, stuck, barrier."),
         Column("t_s", "float", "s", "Time on the clock of the file."),
         Column("rank", "int", "", "Global rank that wrote it, if the line says so."),
         Column("group_rank", "int", "", "Rank within the process group."),
@@ -35,6 +35,7 @@ COMM_REPORT = Table(
         Column("enqueued", "int", "", "Last number that this rank launched; null if it says -1."),
         Column("completed", "int", "", "Last number that this rank completed; null if it says -1."),
         Column("repeats", "int", "", "Lines of other ranks that a log de-duplicator swallowed."),
+        Column("named", "object", "", "Ranks that the line itself calls absent (monitoredBarrier)."),
         Column("stale", "bool", "", "True if an engine was started again after this line."),
         Column("text", "str", "", "The line."),
     ),

@@ -27,6 +27,7 @@ WORDS = (
     "dump signal",
     "nccl work:",
     "remote process exited",
+    "monitoredbarrier",
     "ncclremoteerror",
     "by peer",
     "by remote peer",
@@ -72,6 +73,8 @@ LISTED = re.compile(
     r"\b(?:PG|process group|group)\b(?P<name>[^\[\]{}]{0,80}?)(?:ranks|members)?\s*[=:]?\s*"
     r"\[(?P<ranks>\d{1,6}(?:\s*,\s*\d{1,6})+)\]"
 )
+STUCK = re.compile(r"watchdog (?:thread )?got stuck for \d+ seconds")
+BARRIER = re.compile(r"\bRanks? (?P<ranks>\d+(?:\s*,\s*\d+)*) failed to pass monitoredBarrier in \d+ ?ms")
 LONGEST_MESSAGE = 1000  # characters kept of a line
 EXCEPTIONS_KEPT = 2  # per rank: the first ones are nearest to the cause
 
@@ -85,6 +88,8 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
         low = text.lower()
         if "watchdog" in low or "worknccl(" in low or "work:" in low or "dump signal" in low:
             _timeouts(lines, at, reports)
+        elif "monitoredbarrier" in low:
+            _barrier(line, text, reports)
         elif "peer" in low or "remote process exited" in low or "ncclremoteerror" in low:
             _lost(line, text, reports)
         if line.rank is not None and (
@@ -142,6 +147,9 @@ def _timeouts(lines: Sequence[Line], at: int, reports: dict[tuple[Any, ...], dic
             whole, whole.rfind("[", 0, m.start()) if "[" in whole else m.start()
         ):
             _detected(lines, at, whole, m, reports)
+    if (m2 := STUCK.search(own)) is not None and not is_example(own, m2.start()):
+        rank = _who(lines, at, own, m2.start())
+        _report(reports, line, ("stuck", rank), kind="stuck", rank=rank, text=own[:LONGEST_MESSAGE])
     g = GROUP.search(own) if "dump signal" in own else None
     if g is not None and (s := STATUS.search(whole, g.end())):
         rank = _who(lines, at, own, g.start())
@@ -250,6 +258,15 @@ def _lost(line: Line, text: str, reports: dict[tuple[Any, ...], dict[str, Any]])
     rank = GLOBAL.findall(text[: m.start()])
     who = int(rank[-1]) if rank else line.rank
     _report(reports, line, ("lost", who), kind="lost_peer", rank=who, text=text[:LONGEST_MESSAGE])
+
+
+def _barrier(line: Line, text: str, reports: dict[tuple[Any, ...], dict[str, Any]]) -> None:
+    """A monitored barrier says itself who did not come."""
+    m = BARRIER.search(text)
+    if m is not None and not is_example(text, m.start()):
+        named = sorted({int(r) for r in m["ranks"].split(",")})
+        key = ("barrier", tuple(named))
+        _report(reports, line, key, kind="barrier", rank=line.rank, named=named, text=text[:LONGEST_MESSAGE])
 
 
 def _exception(line: Line, reports: dict[tuple[Any, ...], dict[str, Any]]) -> None:

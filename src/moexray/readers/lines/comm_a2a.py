@@ -41,7 +41,7 @@ ASSERTION = re.compile(
     r"x\.size\(0\)\s*<=\s*\w*num_max_dispatch_tokens_per_rank|num_tokens\s*<=\s*\w*max_(?:dispatch_)?tokens_per_rank"
 )
 LIMIT = re.compile(
-    r"\b(?:\w*_)?num_max_dispatch_tokens_per_rank\b['\"]?\s*(?:[=:]|is set to|to)?\s*['\"]?(\d+)",
+    r"\b(?:\w*_)?num_max_dispatch_tokens_per_rank\b['\"]?\s*(?:[=:]|is set to|to|value:)?\s*['\"]?(\d+)",
     re.IGNORECASE,
 )
 BATCH = re.compile(
@@ -51,6 +51,7 @@ BATCH = re.compile(
 MODE = re.compile(r"--disaggregation[-_]mode[= ](\w+)")
 MODEL = re.compile(r"--model(?:[-_]path)?[= ](\S+)")
 NODE = re.compile(r"(?:--node[-_]rank|--data[-_]parallel[-_]rank)[= ](\d+)")
+PLACE = re.compile(r"\b(?:rank|node|host|pod|worker)[ _-]?(\d+)\b", re.IGNORECASE)
 TIMEOUTS_KEPT = 20_000
 
 
@@ -99,8 +100,10 @@ def _is_source(text: str, start: int) -> bool:
 def _limit(lines: Sequence[Line], at: int, seen: set[tuple[Any, ...]], out: Reading) -> None:
     line, text = lines[at], raw(lines[at])
     whole = window(lines, at, 6) if text.rstrip().endswith("\\") else text
-    for m in LIMIT.finditer(text):
-        mode, model, node = MODE.search(whole), MODEL.search(whole), NODE.search(whole)
+    listed = text.rstrip().upper().endswith("PER_RANK")  # a manifest: name and value on two lines
+    for m in LIMIT.finditer(window(lines, at, 1) if listed else text):
+        mode, model = MODE.search(whole), MODEL.search(whole)
+        node = NODE.search(whole) or PLACE.search(text[: m.start()])
         scope = " ".join(x[1] for x in (mode, model) if x)
         where = f"node {node[1]}" if node else line.worker
         key = (int(m[1]), scope, where, line.rank)

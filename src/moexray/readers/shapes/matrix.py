@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import re
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moexray.readers.shapes.matrix_words import direction, directions, is_key, is_rank, label, quantity, unit
@@ -42,6 +43,7 @@ MAX_RANKS = 4096
 
 def read_table(grid: Grid, source: Source, out: Reading) -> bool:
     """Takes a CSV matrix or edge list into a2a_matrix; False if it is neither."""
+    grid = _without_totals(grid)
     head = grid.header
     hint = " ".join(grid.comments)
     if (edges := _edge_columns(head)) is not None:
@@ -64,7 +66,7 @@ def read_table(grid: Grid, source: Source, out: Reading) -> bool:
         for id_, cell in zip(ids, row[first:], strict=True):
             slices.setdefault(key, {})[name[1], id_] = _value(cell, number, head[first], out)
     word = next((c[0] for c in cols if c is not None), "")
-    rows_are = _rows_are(head[at], word)
+    rows_are = _rows_are(head[at], word) or _rows_of(hint)
     good = {k: c for k, c in slices.items() if _square(c, set(ids))}
     if not good or (rows_are is None and not is_rank(head[at])):
         return False
@@ -82,6 +84,27 @@ def _rows_are(row: str, col: str) -> str | None:
     if side is None:
         side = {"sent": "receiver", "received": "sender"}.get(quantity(col) or "")
     return {"sender": "receiver", "receiver": "sender"}.get(side or "")
+
+
+def _rows_of(hint: str) -> str | None:
+    """Comments such as "rows are receivers"."""
+    m = re.search(r"\brows?\b(.*)", hint, re.IGNORECASE)
+    return next(iter(directions(m[1])), None) if m else None
+
+
+def _without_totals(grid: Grid) -> Grid:
+    """Sums beside and below a matrix are no ranks."""
+    total = re.compile(r"totals?|sums?|all", re.IGNORECASE)
+    keep = [i for i, h in enumerate(grid.header) if not total.fullmatch(h)]
+    lines = [i for i, r in enumerate(grid.rows) if not (r and total.fullmatch(r[0]))]
+    if len(keep) == len(grid.header) and len(lines) == len(grid.rows):
+        return grid
+    return replace(
+        grid,
+        header=tuple(grid.header[i] for i in keep),
+        rows=tuple(tuple(grid.rows[i][k] for k in keep if k < len(grid.rows[i])) for i in lines),
+        numbers=tuple(grid.numbers[i] for i in lines),
+    )
 
 
 def _edge_columns(head: tuple[str, ...]) -> tuple[int, int, list[int]] | None:
