@@ -64,7 +64,7 @@ RULES: tuple[Rule, ...] = (
         "moexray.diagnose.routing:load_rules",
         ("ep.skew", "ep.drift", "ep.skew_to_oom", "ep.duplicate_replica", "ep.metric_wrong_axis",
          "ep.counts_multiplied", "input.shape_mismatch", "input.rank_set", "num.expert_output_dropped"),
-        ("counts", "routes", "placement"),
+        ("counts", "routes", "placement", "metrics"),
     ),
     Rule("moexray.diagnose.routing_metric:wrong_axis_by_version", ("ep.metric_wrong_axis",), ("log",)),
     Rule("moexray.diagnose.routing_choice:router_ties", ("num.router_ties",), ("logits",)),
@@ -114,6 +114,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit("ledger", "moexray.diagnose.oom_ledger:ledger", ("oom",)),
     Exhibit("ledger", "moexray.diagnose.gpu_ledger:ledger", ("gpu", "metrics")),
     Exhibit("series", "moexray.diagnose.gpu_ledger:series", ("gpu", "memory_stats", "metrics")),
-    Exhibit("balance", "moexray.diagnose.routing_skew:balance", ("counts", "routes")),
+    Exhibit("balance", "moexray.diagnose.routing_skew:balance", ("counts", "routes", "metrics")),
     Exhibit("series", "moexray.diagnose.engine_series:latency_series", ("latency", "gaps")),
+    Exhibit("series", "moexray.diagnose.sched_series:series_of_scrapes", ("metrics",)),
 )

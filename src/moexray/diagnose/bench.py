@@ -168,15 +168,15 @@ def _cliff_finding(
     (good, fast), (bad, slow) = before, after
     peak = bad.figures["peak_memory_bytes"][0]
     level = f"{bad.level:g}" if bad.level is not None else bad.name
-    if total is not None:
-        against = f"passes the card's {total / GIB:.1f} GiB ({peak / total:.2f}x)"
-    else:
-        against = "rises (the card's memory is not stated)"
     claim = (
         f"Throughput falls from {fast:.4g} to {slow:.4g} ({fast / slow:.1f}x) at level {level}, where the "
-        f"peak of "
-        f"{peak / GIB:.1f} GiB {against}: the driver spills to host memory before any error."
+        f"peak of {peak / GIB:.1f} GiB "
     )
+    if total is not None:
+        passed = f"passes the card's {total / GIB:.1f} GiB ({peak / total:.2f}x)"
+        claim += f"{passed}: the driver spills to host memory."
+    else:
+        claim += "is larger than before; if it passes the card's memory, the driver spills to host memory."
     evidence = tuple(
         Evidence(
             r.source,

@@ -229,11 +229,10 @@ def _interference(run: Run, batch: Batch, split: PrefillSplit, limits: Limits) -
     )
     claim = (
         f"{split.with_prefill} of {split.steps} steps prefill on some rank{some} and last "
-        f"{split.median_with_s * 1e3:.0f} "
-        f"ms against {floor * 1e3:.1f} ms without: all ranks wait for it. The {what} of {itl * 1e3:.1f} ms "
-        f"is "
-        f"{itl / floor:.1f}x the decode floor."
+        f"{split.median_with_s * 1e3:.0f} ms against {floor * 1e3:.1f} ms without: all ranks wait for it."
     )
+    if itl > 1.5 * floor:
+        claim += f" The {what} of {itl * 1e3:.1f} ms is {itl / floor:.1f}x the decode floor."
     facts = {
         "steps": split.steps,
         "steps_with_prefill": split.with_prefill,

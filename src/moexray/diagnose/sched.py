@@ -40,50 +40,33 @@ def preemption(run: Run, limits: Limits) -> list[Finding]:
 
 def _counter_moved(run: Run, chain: Series, windows: list[Window], limits: Limits) -> list[Finding]:
     full = limits.requests.kv_full
-    moved, full_use, unknown = 0.0, [], False
+    moved, uses, sure = 0.0, [], True
     for w in windows:
         for engine in w.last.engines or [""]:
             delta = w.delta("preemptions", engine) or 0.0
-            use = [
-                u for u in (w.first.get("kv_usage", engine), w.last.get("kv_usage", engine)) if u is not None
-            ]
-            if delta <= 0:
-                continue
-            unknown |= not use
-            if not use or max(use) >= full:
+            ends = (w.first.get("kv_usage", engine), w.last.get("kv_usage", engine))
+            use = [u for u in ends if u is not None]
+            if delta > 0 and (not use or max(use) >= full):
                 moved += delta
-                full_use += use
-    first, last = chain.scrapes[0], chain.scrapes[-1]
-    evidence = tuple(_scrape_evidence(s) for s in (first, last))
-    total = chain.whole.delta("preemptions")
+                uses += use
+                sure &= bool(use)
     if not moved:
-        stands = (last.get("kv_usage") or 0) >= full and total == 0 and (last.get("preemptions") or 0) > 0
-        if not stands:
-            return []
-        claim = (
-            f"The preemption counter stands at {last.get('preemptions'):.0f}: nothing is preempted now, "
-            f"though the KV cache is {last.get('kv_usage'):.0%} full."
-        )
-        return [
-            Finding("not:sched.preemption", "info", 0.9, claim, value=0.0, unit="count", evidence=evidence)
-        ]
-    seconds = chain.whole.seconds
+        return _stands(chain, limits)
+    first, last, seconds = chain.scrapes[0], chain.scrapes[-1], chain.whole.seconds
     rate = f" in {seconds:.0f} s ({moved / seconds:.1f} per s)" if seconds else " between the scrapes"
-    used = f"KV use up to {max(full_use):.1%}" if full_use else "KV use unknown"
+    used = f"KV use up to {max(uses):.1%}" if uses else "KV use unknown"
+    balance, extra = _balance(run)
     claim = (
-        f"{moved:.0f} preemptions{rate} with {used}: evicted requests are computed again, which makes the "
+        f"{moved:.0f} preemptions{rate} with {used}: evicted requests are computed again: that makes the "
         f"tail."
     )
-    balance, extra = _balance(run)
-    facts = pairs(
-        {
-            "preemptions_delta": int(moved),
-            "kv_usage": max(full_use, default=None),
-            "seconds_s": seconds,
-            "itl_mean_s": chain.whole.mean("itl"),
-        }
-    )
-    sure = not unknown
+    facts = {
+        "preemptions_delta": int(moved),
+        "kv_usage": max(uses, default=None),
+        "seconds_s": seconds,
+        "itl_mean_s": chain.whole.mean("itl"),
+    }
+    ends_of = (_scrape_evidence(first), _scrape_evidence(last))
     return [
         Finding(
             "sched.preemption",
@@ -93,12 +76,26 @@ def _counter_moved(run: Run, chain: Series, windows: list[Window], limits: Limit
             value=moved,
             limit=0.0,
             unit="count",
-            evidence=(Evidence(last.source, f"{first.where} to {last.where}", facts), *evidence, *extra),
+            evidence=(Evidence(last.source, f"up to {last.where}", pairs(facts)), *ends_of, *extra),
             remedies=_preemption_remedies(last),
             settle_with=() if sure else ("a scrape that has the KV cache use",),
             cost=moved,
         )
     ]
+
+
+def _stands(chain: Series, limits: Limits) -> list[Finding]:
+    """Nothing is preempted now, though the cache is full and the counter is not 0: ruled out."""
+    last, count = chain.scrapes[-1], chain.scrapes[-1].get("preemptions") or 0
+    use = last.get("kv_usage") or 0.0
+    if use < limits.requests.kv_full or not count or chain.whole.delta("preemptions"):
+        return []
+    claim = (
+        f"The preemption counter stands at {count:.0f}: nothing is preempted now, though KV use is "
+        f"{use:.0%}."
+    )
+    evidence = tuple(_scrape_evidence(s) for s in (chain.scrapes[0], last))
+    return [Finding("not:sched.preemption", "info", 0.9, claim, value=0.0, unit="count", evidence=evidence)]
 
 
 def _preemption_remedies(last: Scrape) -> tuple[Remedy, ...]:

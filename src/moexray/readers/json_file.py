@@ -24,6 +24,7 @@ from moexray.readers.shapes import (
     step_log,
 )
 from moexray.readers.shapes.bench_json import bench_json
+from moexray.readers.shapes.prom_json import prom_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,6 +43,7 @@ SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
     memory_stats.memory_stats,
     matrix.read_json,
     groups.read,
+    prom_json,
     routing.read_json,
     requests.token_json,
     step_log.step_json,
