@@ -4,6 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+
+from moexray.diagnose.engine import diagnose
+from moexray.readers.read_any import read_any
 from snapshot_samples import (
     BASE,
     GIB,
@@ -16,9 +19,6 @@ from snapshot_samples import (
     whole,
     write,
 )
-
-from moexray.diagnose.engine import diagnose
-from moexray.readers.read_any import read_any
 
 
 def findings(*paths):

@@ -211,7 +211,7 @@ def _devices(
             file=attrs["file"],
             rank=attrs["rank"],
             device=device,
-            version=_version(top),
+            version=_version(top, traces),
             segments=held.get(device, 0),
             events=None if traces is None else len(trace),
             overflowed=_per_device(top.get("trace_alloc_overflowed"), device, bool),
@@ -240,12 +240,11 @@ def _rank(top: dict[str, Any], source: Source) -> int | None:
     return int(found[1]) if found else None
 
 
-def _version(top: dict[str, Any]) -> str | None:
+def _version(top: dict[str, Any], traces: list[Any] | None) -> str | None:
     """The release that the keys point to; boundaries within one release are estimates."""
-    segments, traces = top["segments"], top.get("device_traces")
-    heads = (e for t in traces or [] if isinstance(t, (list, TapeTrace)) for e in t[:1])
+    heads = (event for trace in traces or [] for event in trace[:1])
     event: dict[str, Any] = next((e for e in heads if isinstance(e, dict)), {})
-    first: dict[str, Any] = next((s for s in segments if isinstance(s, dict)), {})
+    first: dict[str, Any] = next((s for s in top["segments"] if isinstance(s, dict)), {})
     if "pool_id" in event:
         return "2.12+"
     if "user_metadata" in event or "compile_context" in event:
