@@ -90,27 +90,25 @@ def launches(run: Run) -> list[Launch]:
     for row in run.rows("log"):
         if row["kind"] == "mem.custom_all_reduce":
             logs.setdefault(posixpath.dirname(row["source"]), []).append(row)
-    folders = {posixpath.dirname(s) for s, _ in commands}
+    places = {posixpath.dirname(s) for s in exports} | set(echoes) | set(logs)
+    everywhere = len(commands) == 1  # one server only: whatever was read is about it
     out = []
     for (source, where), rows in commands.items():
         folder = posixpath.dirname(source)
         alone = sum(posixpath.dirname(s) == folder for s, _ in commands) == 1
-        env = [r for r in exports.get(source, []) if r["where"] == where or _exported(r, rows)]
+        near = places if everywhere else {folder}
+        inline = [r for r in exports.get(source, []) if r["where"] == where]
+        shared = [r for r in exports.get(source, []) if (source, r["where"]) not in commands]
         if alone:
-            env = [r for s, rs in exports.items() if posixpath.dirname(s) == folder for r in rs]
-        out.append(
-            _launch([*rows, *env, *(echoes.get(folder, []) if alone else ())], logs.get(folder, []), folder)
-        )
-    rest = {posixpath.dirname(s) for s in exports} | set(echoes) | set(logs)
-    for folder in sorted(rest - folders):
+            shared = [r for s, rs in exports.items() if posixpath.dirname(s) in near for r in rs]
+        echoed = [r for f in sorted(near) for r in echoes.get(f, [])] if alone else []
+        log = [r for f in sorted(near) for r in logs.get(f, [])]
+        out.append(_launch([*rows, *inline, *shared, *echoed], log, folder))
+    taken = places if everywhere else {posixpath.dirname(s) for s, _ in commands}
+    for folder in sorted(places - taken):
         env = [r for s, rs in exports.items() if posixpath.dirname(s) == folder for r in rs]
         out.append(_launch([*env, *echoes.get(folder, [])], logs.get(folder, []), folder))
     return out
-
-
-def _exported(row: Row, command: list[Row]) -> bool:
-    """An export on a line of its own holds for the commands of the same file; inline ones for their line."""
-    return not any(r["where"] == row["where"] for r in command) and "-" not in row["text"].partition("=")[0]
 
 
 def _launch(rows: list[Row], log: list[Row], folder: str) -> Launch:

@@ -37,10 +37,11 @@ def retries_recovered(run: Run, _limits: Limits) -> list[Finding]:
         smallest = min(held, key=lambda r: r["request_bytes"])
         values |= {f"{n}_bytes": smallest[f"{n}_bytes"] for n in ("request", "free", "total")}
         evidence.insert(0, Evidence(held[0]["source"], held[0]["where"], pairs(values)))
+        where = f" on {len(devices)} devices" if len(devices) > 1 else ""
         claim = (
-            f"{len(held)} device allocations failed at first ({lines} warning linesf' on {len(devices)} "
-            "devices' if len(devices) > 1 else '') and succeeded after cached blocks were released: no "
-            "error follows. Each one is costly (blocks given back, device synchronised), not fatal."
+            f"{len(held)} device allocations failed at first ({lines} warning lines{where}) and succeeded "
+            "after cached blocks were released: no error follows. Each one is costly (blocks given back, device "
+            "synchronised), not fatal."
         )
     if counters:
         count = sum(c["num_alloc_retries"] for c in counters)

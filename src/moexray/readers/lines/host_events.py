@@ -26,7 +26,7 @@ _UNIT_KILLED = lazy(
     r"|result=oom-kill"
     r"|detected [1-9]\d* oom[-_ ]?kill|some of the step tasks have been oom killed|memory cgroup out of"
     r" memory"
-    r"|oom[-_]kill event|\bTaskOOM\b|/tasks/oom\b"
+    r"|\bTaskOOM\b|/tasks/oom\b"
 )
 _OOMKILLED = lazy(r"\bOOMKilled\b(?!\"?'?\s*[:=]\s*\"?(?:false|0|no)\b)", re.IGNORECASE)
 _RAY = lazy(

@@ -244,7 +244,7 @@ def _environment(lines: Sequence[Line], at: int, out: Reading) -> int:
     elif "hidden" in text or "experts" in text:
         shape = [(m[1], m[2], "config") for m in SHAPE.finditer(text)]
         _add(out, line, shape, text)
-    elif (m := PRINTED.search(text)) and not ADVICE.search(text):
+    elif (m := PRINTED.search(text)) and not ADVICE.search(text) and not COMMENT.match(text):
         _add(out, line, [(m[1], m[2].rstrip(".,"), "log")], text)
     return 1
 

@@ -41,6 +41,9 @@ WORDS = (
     "kill",
     "xid",
     "exit code",
+    "exitcode",
+    "exit_code",
+    "loading took",
     "custom_all_reduce",
     "custom allreduce",
 )
