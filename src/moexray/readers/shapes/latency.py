@@ -48,7 +48,8 @@ def latency_series(grid: Grid, source: Source, out: Reading) -> bool:
     names = [split_unit(h)[0] or words(h) for h in grid.header]
     if any(n in REQUEST for n in names) or any(OTHER.search(n) for n in names):
         return False
-    at = {role: next((i for i, n in enumerate(names) if n in known), None)
+    bare = [not split_unit(h)[1] for h in grid.header]  # "step_ms" is a duration, "step" an index
+    at = {role: next((i for i, n in enumerate(names) if n in known and (bare[i] or role in ("time", "start"))), None)
           for role, known in (("time", TIMES), ("start", STARTS), ("step", STEPS), ("rank", RANKS))}
     if at["time"] is None and at["step"] is None and at["start"] is None:
         return False
