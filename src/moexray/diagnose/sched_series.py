@@ -18,7 +18,10 @@ GAUGES = (
     ("requests waiting", "requests_waiting", "count"),
     ("KV cache use", "kv_usage", "ratio"),
 )
-COUNTERS = (("preemptions per window", "preemptions", "count"), ("tokens per window", "generation_tokens", "tokens"))
+COUNTERS = (
+    ("preemptions per window", "preemptions", "count"),
+    ("tokens per window", "generation_tokens", "tokens"),
+)
 
 
 def series_of_scrapes(run: Run) -> list[dict[str, Any]]:
