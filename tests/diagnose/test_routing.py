@@ -253,3 +253,45 @@ def test_the_heat_map(name):
     assert chart["axis"] == ("rank" if size else "expert")
     assert len(chart["values"][0]) == (4 if size else 16)
     assert 0 < chart["balancedness"][0] <= 1
+
+
+def page(per_rank, layers=2):
+    lines = ["# TYPE sglang:eplb_gpu_physical_count histogram"]
+    for y in range(layers):
+        total = 0
+        for rank, tokens in enumerate(per_rank):
+            total += tokens
+            lines.append(f'sglang:eplb_gpu_physical_count_bucket{{layer="{y}",le="{rank}.0"}} {total}.0')
+        lines.append(f'sglang:eplb_gpu_physical_count_bucket{{layer="{y}",le="+Inf"}} {total}.0')
+        lines += [f'sglang:eplb_gpu_physical_count_sum{{layer="{y}"}} 1.0',
+                  f'sglang:eplb_gpu_physical_count_count{{layer="{y}"}} {total}.0']
+    return "\n".join(lines) + "\n"
+
+
+def test_bucket_bounds_that_are_ranks():
+    found = finding(say(m__prom=page([3000, 3000, 9000, 3000])), "ep.skew")
+    assert found.subject.rank == 2
+    assert found.value == pytest.approx(0.5)
+    assert ids(say(m__prom=page([3000, 3100, 2900, 3000]))) == []
+
+
+def test_counters_per_expert_on_a_page():
+    names = [f'vllm:eplb_tokens_routed_to_expert_total{{layer_idx="0",logical_expert_id="{e}"}} {v}'
+             for e, v in enumerate([9000, 1000, 1000, 1000])]
+    text = "# TYPE vllm:eplb_tokens_routed_to_expert counter\n" + "\n".join(names) + "\n"
+    found = finding(say(m__prom=text, config__json='{"ep_size": 2, "top_k": 1}'), "ep.skew")
+    assert found.subject.rank == 0
+
+
+@pytest.mark.parametrize(("value", "lines", "said"), [(0.45, 20, True), (0.92, 20, False), (0.45, 3, False)])
+def test_a_low_figure_of_an_engine_that_takes_it_over_ranks(value, lines, said):
+    log = "\n".join(
+        f"[2026-05-23 06:00:{i:02d} TP0] [Expert Balancedness] forward_pass_id={i} current_pass_balancedness={value}"
+        f" last_10_average_balancedness={value} last_100_average_balancedness={value}"
+        f" last_1000_average_balancedness={value} gpu_physical_count_sum=1179648"
+        for i in range(lines)
+    )
+    result = say(s__log=log)
+    assert ("ep.skew" in ids(result)) == said
+    if said:
+        assert finding(result, "ep.skew").cannot_tell

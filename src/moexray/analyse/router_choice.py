@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Flips", "Rounding", "bf16", "flips", "moved_load", "rounding", "softmax", "top_k"]
+__all__ = ["Flips", "Rounding", "bf16", "chosen", "flips", "moved_load", "rounding", "softmax", "top_k"]
 
-CHUNK = 16_384  # rows sorted at once
+CHUNK = 16_384  # rows looked at together, for the cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,24 +61,33 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 def bf16(values: np.ndarray) -> np.ndarray:
     """Rounded to the nearest bfloat16, ties to even, as float32."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32).astype(np.uint64)
-    rounded = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
-    return rounded.astype(np.uint32).view(np.float32)
+    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
 def top_k(scores: np.ndarray, k: int) -> np.ndarray:
     """[rows, k] of the highest scores, ties to the lowest index, ids sorted."""
-    out = np.empty((len(scores), k), np.int64)
+    return np.asarray(np.nonzero(chosen(scores, k))[1].reshape(len(scores), k))
+
+
+def chosen(scores: np.ndarray, k: int) -> np.ndarray:
+    """[rows, experts], True for the k highest scores; ties to the lowest index."""
+    out = np.empty(scores.shape, bool)
     for i in range(0, len(scores), CHUNK):
-        order = np.argsort(-scores[i : i + CHUNK], axis=1, kind="stable")[:, :k]
-        out[i : i + CHUNK] = np.sort(order, axis=1)
+        part = scores[i : i + CHUNK]
+        kth = np.partition(part, part.shape[1] - k, axis=1)[:, part.shape[1] - k, None]
+        above = part > kth
+        tied = part == kth
+        room = k - above.sum(axis=1, keepdims=True)
+        out[i : i + CHUNK] = above | (tied & (np.cumsum(tied, axis=1) <= room))
     return out
 
 
 def rounding(scores: np.ndarray, k: int) -> Rounding:
     """Compares the choice on float32 probabilities with that on probabilities rounded to BF16."""
     low = bf16(scores)
-    changed = (top_k(scores, k) != top_k(low, k)).any(axis=1)
+    changed = (chosen(scores, k) != chosen(low, k)).any(axis=1)
     ranked = -np.partition(-scores, [k - 1, k], axis=1)
     rounded = -np.partition(-low, [k - 1, k], axis=1)
     step = 2.0 ** (np.floor(np.log2(np.maximum(ranked[:, k - 1], 1e-38))) - 7)

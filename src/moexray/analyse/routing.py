@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moexray.analyse.routing_pages import counts_of_pages
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -102,6 +104,11 @@ def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
             mismatches.append(mismatch)
         if kept:
             found.append(_tidy(_sum(kept)))
+    for source, axis, steps, layers, cube in counts_of_pages(run):
+        found.append(
+            Load(source, (source,), axis, steps, layers, cube, attrs={"layout": "metrics"},
+                 notes=("counters of a metrics page",))
+        )  # fmt: skip
     counted = {s for load in found for s in load.sources}
     seen = [b for b in run.batches("routes") if b.source not in counted]
     found.extend(load for b in seen if (load := _from_routes(b, dummy_run)))
@@ -174,9 +181,16 @@ def _sum(batches: Sequence[Batch]) -> Load:
     units = first.columns["tokens"].shape[1]
     kind = np.result_type(*[b.columns["tokens"].dtype for b in batches])
     cube = np.zeros((len(steps), len(layers), units), kind)
+    flat = cube.reshape(-1, units)
     for b in batches:
-        at = np.searchsorted(steps, b.columns["step"]), np.searchsorted(layers, b.columns["layer"])
-        np.add.at(cube, at, b.columns["tokens"])
+        at = np.searchsorted(steps, b.columns["step"]) * len(layers)
+        at += np.searchsorted(layers, b.columns["layer"])
+        if len(batches) == 1 and np.array_equal(at, np.arange(len(flat))):
+            cube = b.columns["tokens"].reshape(cube.shape)
+        elif len(np.unique(at)) == len(at):
+            flat[at] += b.columns["tokens"]
+        else:
+            np.add.at(flat, at, b.columns["tokens"])
     attrs = {**first.attrs, "span": _span(steps) if first.attrs.get("labelled") else 1}
     if len(batches) > 1:
         attrs["files"] = len(batches)
@@ -199,7 +213,8 @@ def _span(steps: np.ndarray) -> int:
 def _tidy(load: Load) -> Load:
     """Differences counters that only grow; sets aside runs of identical steps."""
     cube = load.tokens
-    if len(cube) >= 3 and cube.shape[1] * cube.shape[2] >= 8 and load.ordered:
+    grows = len(cube) >= 3 and cube.shape[1] * cube.shape[2] >= 8 and load.ordered
+    if grows and (cube[1] >= cube[0]).all() and (cube[-1] >= cube[1]).all():
         grown = np.diff(cube, axis=0)
         if (grown >= 0).all() and grown.any(axis=(1, 2)).sum() >= 2:
             note = "counters that only grow: differences of neighbouring steps are used"

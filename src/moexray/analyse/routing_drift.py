@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Change", "changes"]
 
-MAX_WINDOWS = 120
+MAX_WINDOWS = 96
 MIN_CHOICES = 10  # choices per unit in a window
 MIN_CHANCE = 0.85  # balancedness that chance leaves a window; below, its ranks say nothing
 
@@ -100,17 +100,16 @@ def _points(
     steps = [js(windows[i], windows[i + 1]) for i in range(len(windows) - 1)]
     quiet = quiet_factor * float(np.median(steps))
     found: list[tuple[int, float, float]] = []
-    start, b = 0, 1
+    start, b, mix = 0, 1, windows[0]
     while b < len(windows) - 1:
-        mix = windows[start:b].sum(axis=0)
-        limits = [
-            max(floor_factor * js_floor(units, totals[w], float(mix.sum())), quiet) for w in (b, b + 1)
-        ]
-        far = [js(mix, windows[w]) for w in (b, b + 1)]
-        near_each_other = js(windows[b], windows[b + 1]) < max(far)
-        if far[0] > limits[0] and far[1] > limits[1] and near_each_other:
-            found.append((b, far[0], limits[0]))
-            start = b
+        mix = mix + windows[b - 1] if b > start + 1 else windows[start]
+        size = float(mix.sum())
+        far, limit = js(mix, windows[b]), max(floor_factor * js_floor(units, totals[b], size), quiet)
+        if far > limit:
+            again = js(mix, windows[b + 1])
+            if again > max(floor_factor * js_floor(units, totals[b + 1], size), quiet) and steps[b] < far:
+                found.append((b, far, limit))
+                start = b
         b += 1
     return found
 

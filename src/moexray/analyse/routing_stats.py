@@ -59,13 +59,9 @@ def by_chance(mean: float, ranks: int) -> float:
 def js(p: np.ndarray, q: np.ndarray) -> float:
     """Jensen-Shannon divergence of two count vectors, nats (at most ln 2)."""
     a, b = p / max(float(p.sum()), 1e-300), q / max(float(q.sum()), 1e-300)
-    m = (a + b) / 2
-
-    def kl(x: np.ndarray) -> float:
-        used = x > 0
-        return float((x[used] * np.log(x[used] / m[used])).sum())
-
-    return (kl(a) + kl(b)) / 2
+    parts = np.stack([a, b, (a + b) / 2])
+    entropy = -(parts * np.log(np.maximum(parts, 1e-300))).sum(axis=1)
+    return max(0.0, float(entropy[2] - (entropy[0] + entropy[1]) / 2))
 
 
 def js_floor(units: int, n: float, m: float) -> float:

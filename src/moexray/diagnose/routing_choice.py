@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moexray.analyse.router_choice import Flips, flips, moved_load, rounding, softmax
-from moexray.analyse.routing import config, folder, loads
+from moexray.analyse.routing import config, folder
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 
@@ -223,9 +223,8 @@ def _divergence(
     )  # fmt: skip
 
 
-def dropped_outputs(run: Run, limits: Limits) -> list[Finding]:
+def dropped_outputs(every: list[Load]) -> list[Finding]:
     """An expert with routed tokens whose results never arrive, on every rank."""
-    every = loads(run, limits.routing.dummy_run)[0]
     for sent in (x for x in every if x.what == "routed"):
         back = _partner(sent, every)
         if back is None:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moexray.analyse.routing import config, loads
+from moexray.analyse.routing import config
 from moexray.analyse.routing_ranks import ep_size, to_ranks
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
+from moexray.diagnose.routing_log import balance_lines, value_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from moexray.analyse.routing import Load
+    from moexray.analyse.routing import Load, Mismatch
     from moexray.analyse.routing_ranks import Ranks
     from moexray.core.limits import Limits
     from moexray.core.run import Row, Run
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 __all__ = ["counts_multiplied", "files_of_ranks", "over_layers", "over_ranks", "wrong_axis"]
 
 SHOWN = 3
-FIXED = (0, 31)  # vLLM: the fix is of August 2026; earlier releases reduce over layers
-_VLLM = re.compile(r"\bvllm\b[^\d\n]{0,24}?v?(\d+)\.(\d+)", re.IGNORECASE)
 
 
 def over_layers(cube: np.ndarray) -> tuple[float, ...]:
@@ -41,30 +39,17 @@ def over_ranks(cube: np.ndarray) -> tuple[float, float]:
     return float(used.mean(axis=1).sum() / top.sum()), float((used.mean(axis=1) / top).mean())
 
 
-def wrong_axis(run: Run, limits: Limits) -> list[Finding]:
+def wrong_axis(run: Run, every: list[Load], limits: Limits) -> list[Finding]:
     """ep.metric_wrong_axis: recomputed both ways, the logged value fits the layers and misses the ranks."""
-    lines = [
-        row for row in run.rows("log")
-        if row["kind"] == "eplb.balance" and _value(row, "balancedness") and _value(row, "avg_tokens")
-        and not row["fields"].get("dummy")
-    ]  # fmt: skip
-    if not lines:
-        return []
-    compared = False
-    for load in loads(run, limits.routing.dummy_run)[0]:
+    lines = balance_lines(run)
+    for load in every:
         count, _ = ep_size(run, load)
         ranks = to_ranks(run, load, count) if count and load.what == "routed" else None
         if ranks is None or ranks.tokens.shape[1] < 2:
             continue
-        compared = True
-        if found := _compare(lines, ranks, limits):
+        if lines and (found := _compare(lines, ranks, limits)):
             return [found]
-    return [] if compared else _by_version(run, lines)
-
-
-def _value(row: Row, key: str) -> float | None:
-    value = (row["fields"] or {}).get(key)
-    return float(value) if isinstance(value, int | float) else None
+    return []
 
 
 def _compare(lines: list[Row], ranks: Ranks, limits: Limits) -> Finding | None:
@@ -72,7 +57,7 @@ def _compare(lines: list[Row], ranks: Ranks, limits: Limits) -> Finding | None:
     hits: list[tuple[float, Row, float, float]] = []
     judged = 0
     for row, cube in _windows(lines, ranks):
-        logged = _value(row, "balancedness") or 0.0
+        logged = value_of(row, "balancedness") or 0.0
         layers = min(over_layers(cube), key=lambda v: abs(v - logged))
         true = min(over_ranks(cube), key=lambda v: abs(v - logged))
         judged += 1
@@ -81,7 +66,7 @@ def _compare(lines: list[Row], ranks: Ranks, limits: Limits) -> Finding | None:
     if not hits or len(hits) < judged / 2:
         return None
     miss, row, layers, true = max(hits, key=lambda h: h[0])
-    logged = _value(row, "balancedness") or 0.0
+    logged = value_of(row, "balancedness") or 0.0
     way = "better" if logged > true else "worse"
     claim = (
         f"The logged balancedness {logged:.3f} is mean/max over layers, not over EP ranks: recomputed over "
@@ -101,38 +86,17 @@ def _windows(lines: list[Row], ranks: Ranks) -> Iterator[tuple[Row, np.ndarray]]
     steps, before = ranks.load.steps, -1.0
     labelled = bool(ranks.load.attrs.get("labelled")) and len(steps) > 1
     for row in lines:
-        step = _value(row, "step")
+        step = value_of(row, "step")
         used = (steps > before) & (steps <= step) if labelled and step is not None else np.zeros(1, bool)
         before = step if step is not None else before
         cube = ranks.tokens[used].sum(axis=0) if used.any() else ranks.tokens.sum(axis=0)
         yield row, cube
 
 
-def _by_version(run: Run, lines: list[Row]) -> list[Finding]:
-    """Without counts only the version speaks, and only as a hypothesis."""
-    for row in (*run.rows("log"), *run.rows("launch")):
-        text = str(row.get("text") or "")
-        m = _VLLM.search(text)
-        if m is None or (int(m[1]), int(m[2])) >= FIXED:
-            continue
-        claim = (
-            f"Do not trust the logged balancedness: builds of vLLM before the fix of August 2026 (here "
-            f"{m[0].strip()}) take it over layers instead of ranks, and there are no counts to check it."
-        )
-        quoted = (Evidence(lines[0]["source"], lines[0]["where"], lines[0]["text"]),
-                  Evidence(row["source"], row["where"], text))  # fmt: skip
-        return [Finding(
-            "ep.metric_wrong_axis", "info", 0.45, claim, Subject(), _value(lines[0], "balancedness"), None,
-            "ratio", quoted, remedies=(remedy("recompute-balance"),),
-            settle_with=("tokens per EP rank and layer (expert load dump)",),
-        )]  # fmt: skip
-    return []
-
-
-def counts_multiplied(run: Run, limits: Limits) -> list[Finding]:
+def counts_multiplied(run: Run, every: list[Load]) -> list[Finding]:
     """ep.counts_multiplied: layer total / (tokens x top-k) is one integer >= 2 in every layer."""
     said = []
-    for load in loads(run, limits.routing.dummy_run)[0]:
+    for load in every:
         if load.what != "routed" or load.from_routes or load.set_aside:
             continue
         top_k = load.attrs.get("top_k") or config(run, "top_k")
@@ -191,10 +155,10 @@ def _multiplied(run: Run, load: Load, m: int, expected: float, per_layer: np.nda
     )  # fmt: skip
 
 
-def files_of_ranks(run: Run, limits: Limits) -> list[Finding]:
+def files_of_ranks(mismatches: list[Mismatch]) -> list[Finding]:
     """input.shape_mismatch and input.rank_set of per-rank counts."""
     said = []
-    for mismatch in loads(run, limits.routing.dummy_run)[1]:
+    for mismatch in mismatches:
         shape = mismatch.id == "input.shape_mismatch"
         odd = ", ".join(mismatch.odd[:4])
         shown = (mismatch.odd or mismatch.sources)[:SHOWN]

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moexray.algorithms.packing import balancedness, rank_loads, swap_duplicate
-from moexray.analyse.routing import config, folder, loads
+from moexray.analyse.routing import config, folder
 from moexray.analyse.routing_ranks import ep_size, layer_balance, to_ranks
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
+    from moexray.analyse.routing import Load
     from moexray.analyse.routing_ranks import LayerBalance, Ranks
     from moexray.core.finding import Remedy
     from moexray.core.limits import Limits
@@ -32,28 +33,28 @@ class _Duplicate:
     slots: np.ndarray
 
 
-def duplicate_replica(run: Run, limits: Limits) -> list[Finding]:
+def duplicate_replica(run: Run, every: list[Load]) -> list[Finding]:
     """A logical expert twice among the slots of one rank, in one layer."""
     said: list[Finding] = []
     for batch in run.batches("placement"):
-        count = _ranks_of(run, batch)
+        count = _ranks_of(run, every, batch)
         width = batch.columns["slots"].shape[1]
         if not count or width % count or count < 2:
             continue
         found = list(_duplicates(batch, count))
         if found:
-            said.append(_duplicate_finding(run, batch, found, count, limits))
+            said.append(_duplicate_finding(every, batch, found, count))
     return said[:1]
 
 
-def _ranks_of(run: Run, batch: Batch) -> int | None:
+def _ranks_of(run: Run, every: list[Load], batch: Batch) -> int | None:
     if batch.attrs.get("ep_size"):
         return int(batch.attrs["ep_size"])
     if per_rank := batch.attrs.get("slots_per_rank"):
         return int(batch.columns["slots"].shape[1] // int(per_rank))
     if size := config(run, "ep_size"):
         return int(size)
-    for load in loads(run, dummy_run=32)[0]:
+    for load in every:
         if folder(load.source) == folder(batch.source):
             count, _ = ep_size(run, load)
             if count:
@@ -74,10 +75,10 @@ def _duplicates(batch: Batch, ranks: int) -> list[_Duplicate]:
 
 
 def _duplicate_finding(
-    run: Run, batch: Batch, found: list[_Duplicate], ranks: int, limits: Limits
+    every: list[Load], batch: Batch, found: list[_Duplicate], ranks: int
 ) -> Finding:
-    first = max(found, key=lambda d: float(_load_of(run, d, limits)[0][d.expert]))
-    load, source = _load_of(run, first, limits)
+    first = max(found, key=lambda d: float(_load_of(every, d)[0][d.expert]))
+    load, source = _load_of(every, first)
     replicas = int((first.slots == first.expert).sum())
     place = f"layer {first.layer}" if first.layer >= 0 else "the placement"
     claim = (
@@ -123,10 +124,10 @@ def _duplicate_finding(
     )  # fmt: skip
 
 
-def _load_of(run: Run, duplicate: _Duplicate, limits: Limits) -> tuple[np.ndarray, str]:
+def _load_of(every: list[Load], duplicate: _Duplicate) -> tuple[np.ndarray, str]:
     """Tokens per logical expert of that layer, else ones; and the file they come from."""
     experts = int(duplicate.slots.max()) + 1
-    for load in loads(run, limits.routing.dummy_run)[0]:
+    for load in every:
         if load.axis == "logical" and load.tokens.shape[2] >= experts and load.what == "routed":
             at = np.flatnonzero(load.layers == duplicate.layer)
             y = int(at[0]) if len(at) else 0
@@ -134,12 +135,12 @@ def _load_of(run: Run, duplicate: _Duplicate, limits: Limits) -> tuple[np.ndarra
     return np.ones(experts), ""
 
 
-def skew_to_oom(run: Run, limits: Limits) -> list[Finding]:
+def skew_to_oom(run: Run, every: list[Load], limits: Limits) -> list[Finding]:
     """The rank that fails has most tokens, and its excess tokens explain what was missing."""
     failed = [r for r in run.rows("oom") if r["kind"] == "record" and r["request_bytes"]]
     if not failed:
         return []
-    for load in loads(run, limits.routing.dummy_run)[0]:
+    for load in every:
         count, _ = ep_size(run, load)
         ranks = to_ranks(run, load, count) if count and load.what == "routed" else None
         if ranks is None:

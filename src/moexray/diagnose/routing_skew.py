@@ -38,9 +38,8 @@ class _Skew:
     moving: bool
 
 
-def skew_and_drift(run: Run, limits: Limits) -> list[Finding]:
+def skew_and_drift(run: Run, found: list[Load], limits: Limits) -> list[Finding]:
     """One finding per id: the worst load of the run."""
-    found, _ = loads(run, limits.routing.dummy_run)
     skews: list[tuple[_Skew, Change | None]] = []
     drifts: list[tuple[Ranks, list[Change]]] = []
     mixed: list[tuple[Ranks, list[Change]]] = []

@@ -31,5 +31,7 @@ class RoutingLimits:
     dummy_run: int = 32
     # Scores of two runs count as equal within this, absolute; verdict catalogue.
     same_scores: float = 1e-3
+    # Logged figures needed before their median counts; lines; judgement.
+    log_lines: int = 10
     # Load histograms are nearly equal below this share of moved choices; ratio; judgement.
     moved_load: float = 0.05

@@ -82,8 +82,10 @@ def put_counts(
         out.notes.append(f"{empty} of {len(flat)} rows are zero (dense layers, unfilled buffer) and left out")
         keep &= filled
     axis = axis or _axis_by_size(units, facts)
-    integral = _integral(flat[keep])
-    values = flat[keep].astype(np.int64) if integral else flat[keep].astype(np.float64)
+    integral = _integral(flat)
+    kept = flat if keep.all() else flat[keep]
+    kind = np.float64 if not integral else np.int32 if kept.dtype.itemsize <= 4 else np.int64
+    values = kept.astype(kind if kept.dtype != np.uint32 else np.int64)
     out.add_columns(
         "counts",
         {
