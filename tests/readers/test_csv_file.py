@@ -26,8 +26,8 @@ def bench(run):
         SWEEP + "build,concurrency,mean_ttft_ms,tok_s\n",
         SWEEP.replace("before", '"before"'),
         SWEEP.replace("mean_ttft_ms", "Mean TTFT [ms]").replace("tok_s", "tok/s"),
-        "| build | concurrency | mean_ttft_ms | tok_s |\n|---|---|---|---|\n| before | 1 | 210.5 | 61.2 |\n"
-        "| after | 1 | 212 | 61.5 |\n",
+        ("| build | concurrency | mean_ttft_ms | tok_s |\n|---|---|---|---|\n| before | 1 | 210.5 | 61.2 |\n"
+        "| after | 1 | 212 | 61.5 |\n"),
         SWEEP.replace(",61.2", ",61.2,").replace(",61.5", ",61.5,"),
     ],
     ids=["plain", "tab", "semicolon", "comma-decimals", "crlf", "bom", "title", "comment", "repeated-header",
