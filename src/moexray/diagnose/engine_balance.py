@@ -31,9 +31,7 @@ OWN_COMPILES = 3  # compile lines while serving that may own a slowdown
 
 def async_stuck(run: Run, limits: Limits) -> list[Finding]:
     """ep.async_stuck: the countdown is negative and keeps falling, and nothing completes any more."""
-    if any(
-        r["key"] == "enable_eplb" and str(r["value"]).lower() in ("false", "0") for r in run.rows("launch")
-    ):
+    if _balances(run, None) is False:
         return []
     out = []
     for c in countdowns(run):
@@ -200,7 +198,7 @@ def _on_and_off(run: Run, tested: Sequence[Arm], b: Balance) -> tuple[Arm, Arm] 
     if first.named:
         marks = [_is_on(first.label), _is_on(second.label)]
     else:
-        marks = [_launched(run, first), _launched(run, second)]
+        marks = [_balances(run, first.sources), _balances(run, second.sources)]
         if marks == [None, None]:
             folder = b.source.rpartition("/")[0]
             inside = [any(s.rpartition("/")[0] == folder for s in a.sources) for a in tested]
@@ -219,10 +217,12 @@ def _is_on(label: str) -> bool | None:
     return True if ON.search(low) else None
 
 
-def _launched(run: Run, arm: Arm) -> bool | None:
+def _balances(run: Run, sources: frozenset[str] | None) -> bool | None:
+    """Whether the launch lines (of these files) switch balancing on or off; None if they do not say."""
     for r in run.rows("launch"):
-        if r["source"] in arm.sources and r["key"] == "enable_eplb":
-            return str(r["value"]).lower() not in ("false", "0")
+        if (sources is None or r["source"] in sources) and r["key"] in ("enable_eplb", "no_enable_eplb"):
+            on = str(r["value"]).lower() not in ("false", "0")
+            return on != str(r["key"]).startswith("no_")
     return None
 
 

@@ -1,6 +1,7 @@
 """Engine log lines: kinds, fields, phases; and the same words where they mean nothing."""
 
 import pytest
+
 from text_runs import run_of
 
 P = "INFO 01-12 09:40:11 [a.py:1] "

@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from text_runs import run_of
 
 N = 30

@@ -49,8 +49,12 @@ def latency_series(grid: Grid, source: Source, out: Reading) -> bool:
     if any(n in REQUEST for n in names) or any(OTHER.search(n) for n in names):
         return False
     bare = [not split_unit(h)[1] for h in grid.header]  # "step_ms" is a duration, "step" an index
-    at = {role: next((i for i, n in enumerate(names) if n in known and (bare[i] or role in ("time", "start"))), None)
-          for role, known in (("time", TIMES), ("start", STARTS), ("step", STEPS), ("rank", RANKS))}
+    at = {
+        role: next(
+            (i for i, n in enumerate(names) if n in known and (bare[i] or known in (TIMES, STARTS))), None
+        )
+        for role, known in (("time", TIMES), ("start", STARTS), ("step", STEPS), ("rank", RANKS))
+    }
     if at["time"] is None and at["step"] is None and at["start"] is None:
         return False
     value = _value(grid, {i for i in at.values() if i is not None})
