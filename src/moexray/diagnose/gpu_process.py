@@ -11,6 +11,9 @@ if TYPE_CHECKING:
 
 __all__ = ["own_process", "with_process"]
 
+# What the driver keeps for itself beside a process. Source: as GpuLimits.driver_share_bytes.
+DRIVER_BYTES = 1536 << 20
+
 
 def own_process(listed: Sequence[Row], reserved: float) -> Row | None:
     """The process that holds `reserved` bytes of PyTorch: the smallest that is large enough."""
@@ -21,8 +24,9 @@ def own_process(listed: Sequence[Row], reserved: float) -> Row | None:
 def with_process(record: Row, run: Run) -> Row:
     """An out-of-memory record without a process clause, completed from nvidia-smi's list of processes.
 
-    The process itself is the one that can hold what PyTorch reserved; if it has gone when the list was
-    made, it held what the others and the free memory leave of the total.
+    The process itself is the one that can hold what PyTorch reserved; it holds what the others and the
+    free memory leave of the total, the driver's share included. Where that is far more than the list
+    says, others are hidden from the list (containers), and the list's own number counts.
     """
     total, free = record["total_bytes"], record["free_bytes"]
     if record["process_bytes"] is not None or total is None or free is None:
@@ -40,7 +44,8 @@ def with_process(record: Row, run: Run) -> Row:
         return record
     own = own_process(listed, reserved)
     others = [{"pid": p["pid"], "bytes": p["used_bytes"]} for p in listed if p is not own]
-    process = own["used_bytes"] if own else total - free - sum(o["bytes"] for o in others)
+    left = total - free - sum(o["bytes"] for o in others)
+    process = left if own is None or left - own["used_bytes"] <= DRIVER_BYTES else own["used_bytes"]
     if process < reserved:
         return record
     return {**record, "process_bytes": process, "others": record["others"] or others}
