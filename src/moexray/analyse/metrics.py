@@ -27,7 +27,7 @@ TARGET = frozenset(
 COPIES = frozenset(("tp_rank", "pp_rank", "moe_ep_rank", "attn_tp_rank"))  # ranks that report the same batch
 COUNTED = ("_total", "_count", "_bucket", "_sum")
 COUNTERS = frozenset(("preemptions", "generation_tokens", "prompt_tokens", "requests_done"))
-LARGEST = frozenset(("kv_usage", "process_start"))
+LARGEST = frozenset(("kv_usage",))
 
 
 @dataclass(slots=True)
@@ -120,17 +120,20 @@ def _of_batch(batch: Batch) -> list[Scrape]:
     place, t_s = int(batch.attrs.get("scrape") or 0), batch.attrs.get("t_s")
     parts: dict[str, dict[tuple[str, str, str], float]] = {}
     found: dict[str, Scrape] = {}
+    births: dict[str, float] = {}
     rows = zip(*(columns[c] for c in ("name", "metric", "engine", "labels", "value")), strict=True)
     for name, metric, engine, labels, sample in rows:
         pairs = [p.partition("=") for p in labels.split(",")] if labels else []
         target = ",".join(f"{k}={v}" for k, _, v in pairs if k in TARGET)
         scrape = found.setdefault(target, Scrape(batch.source, place, target, t_s))
         value = float(sample)
-        if name.endswith("_created") or metric == "process_start":
+        if metric == "process_start":
+            births[f"{name},{labels}"] = value  # of the process, whose labels name no model
+        elif name.endswith("_created"):
             scrape.births[f"{name},{labels}"] = value
         elif name.endswith(COUNTED) or metric in COUNTERS:
             scrape.counters[f"{name},{labels}"] = value
-        if metric and not metric.endswith("_bucket"):
+        if metric and metric != "process_start" and not metric.endswith("_bucket"):
             copy = ",".join(v for k, _, v in pairs if k in COPIES)
             sums = parts.setdefault(target, {})
             key = (metric, engine, copy)
@@ -139,6 +142,7 @@ def _of_batch(batch: Batch) -> list[Scrape]:
             sums[key] = value if old is None else max(old, value) if largest else old + value
     for target, sums in parts.items():
         values = found[target].values
+        found[target].births.update(births)
         for (metric, engine, _), value in sums.items():
             values[metric, engine] = max(values.get((metric, engine), value), value)
     return [s for s in found.values() if s.values]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["batch_variance", "precision_regression"]
 
 SHOWN = 6
-PRECISION = re.compile(r"accura|precision|degrad|numeric|scale format|quality", re.IGNORECASE)
+PRECISION = re.compile(r"accura|degrad|numeric|quality", re.IGNORECASE)
 
 
 def precision_regression(run: Run, limits: Limits) -> list[Finding]:

@@ -1,0 +1,66 @@
+"""kernel.tail_shapes and mem.oversubscription from benchmark tables."""
+
+import json
+
+import pytest
+
+from load_samples import said
+
+HEAD = "backend,concurrency,mean_itl_ms,median_itl_ms,p99_itl_ms\n"
+
+
+def test_medians_agree_and_tails_do_not():
+    found = said({"b.csv": HEAD + "triton,32,21,20.1,31\ndeepgemm,32,24,20.9,140\n"})
+    assert list(found) == ["kernel.tail_shapes"]
+    assert found["kernel.tail_shapes"].value == pytest.approx(140 / 31)
+    assert "slow in deepgemm" in found["kernel.tail_shapes"].claim
+
+
+def test_the_mean_gives_it_away_without_percentiles():
+    runs = {"a": {"mean_itl_ms": 22.0, "median_itl_ms": 20.0}, "b": {"mean_itl_ms": 62.0, "median_itl_ms": 21.0}}
+    assert said({"b.json": json.dumps(runs)})["kernel.tail_shapes"].value == pytest.approx(62 / 21)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    ["triton,32,21,20,31\ndeepgemm,32,22,21,80\n", "triton,32,21,20,31\ndeepgemm,32,41,40,200\n",
+     "triton,32,21,20,31\ndeepgemm,64,24,21,200\n", "triton,32,50,20,310\ndeepgemm,32,52,21,320\n"],
+    ids=["less-than-3x", "medians-differ", "other-load", "both-tails"],
+)
+def test_no_tail(rows):
+    assert "kernel.tail_shapes" not in said({"b.csv": HEAD + rows})
+
+
+def test_a_compilation_explains_the_spikes():
+    log = "INFO:     Application startup complete.\n[2025-04-16 08:13:14 TP0] DeepGEMM JIT code generation <gemm>: M=7843, N=576, K=7168.\n"
+    files = {"b.csv": HEAD + "triton,32,21,20.1,31\ndeepgemm,32,24,20.9,140\n", "server.log": log}
+    assert "kernel.tail_shapes" not in said(files)
+
+
+def table(last, head="batch,peak_mem_gib,card_gib,tok_s"):
+    rows = ("1,10.5,24,100", "2,14,24,190", "4,20,24,370", last)
+    return {"b.csv": head + "\n" + "\n".join(rows) + "\n"}
+
+
+def test_throughput_falls_where_the_peak_passes_the_card():
+    finding = said(table("8,26.4,24,41"))["mem.oversubscription"]
+    assert (finding.severity, finding.value) == ("warn", pytest.approx(1.1))
+    assert "at level 8" in finding.claim
+
+
+def test_steps_get_slow_instead():
+    rows = "batch,peak_mem_gib,card_gib,step_ms\n1,10,24,50\n2,14,24,55\n4,20,24,60\n8,26.4,24,490\n"
+    assert "mem.oversubscription" in said({"b.csv": rows})
+
+
+def test_an_unknown_card_lowers_the_confidence():
+    rows = "batch,peak_mem_gib,tok_s\n1,10,100\n2,14,190\n4,20,370\n8,26.4,41\n"
+    finding = said({"b.csv": rows})["mem.oversubscription"]
+    assert finding.confidence <= 0.6
+    assert finding.settle_with
+
+
+@pytest.mark.parametrize("last", ["8,26.4,24,400", "8,23.5,24,41", "8,26.4,24,150"],
+                         ids=["no-cliff", "below-the-card", "less-than-3x"])
+def test_no_oversubscription(last):
+    assert said(table(last)) == {}
