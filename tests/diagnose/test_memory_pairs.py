@@ -137,3 +137,14 @@ def test_the_ledger_of_a_list_of_processes():
 def test_retries_name_their_rank():
     f = findings(stats(40 * GIB, 41 * GIB, rank=3, num_alloc_retries=14))["mem.alloc_retry_recovered"]
     assert f.subject.rank == 3
+
+
+def test_a_table_and_a_query_of_one_node_are_one_device():
+    got = findings(stats(0, 12000 * MIB), smi(12433), table(12400, 12390))
+    assert got["mem.cached_not_leaked"].confidence > 0.9
+
+
+def test_without_an_index_the_only_device_that_can_hold_it():
+    nodes = "index, memory.used [MiB], memory.total [MiB]\n0, 4 MiB, 81920 MiB\n1, 12433 MiB, 81920 MiB\n"
+    assert findings(stats(0, 12000 * MIB), nodes)["mem.cached_not_leaked"].subject.device == 1
+    assert findings(stats(0, 12000 * MIB), nodes.replace("0, 4 ", "0, 12500 ")) == {}

@@ -268,44 +268,73 @@ def pair_up(run: Run, found: Sequence[Device]) -> list[Pair]:
     """Pairs allocator statistics with devices that tell their memory in use.
 
     An index in the content decides: the device of the statistics, else the rank where one node's devices
-    are given. One of each is a pair as well. Where several nodes are given, ranks are counted through
-    their devices in the order of the files, and the pair is not sure.
+    are given. Without one, the only device whose memory in use can hold what is reserved. Where several
+    nodes are given, ranks are counted through their devices in the order of the files, and the pair is
+    not sure.
     """
     stats: dict[tuple[Any, Any], list[Row]] = {}
     for row in run.rows("memory_stats"):
         if row["reserved_bytes"] is not None or row["allocated_bytes"] is not None:
             stats.setdefault((row["rank"], row["device"]), []).append(row)
-    with_memory = [d for d in found if d.last("used_bytes") is not None]
-    best = _one_form(with_memory)
-    sources = list(dict.fromkeys(d.source for d in best))
+    nodes = _nodes([d for d in found if d.last("used_bytes") is not None])
+    every = [d for node in nodes for d in node]
     out: list[Pair] = []
     for (rank, index), rows in stats.items():
         ordered = tuple(sorted(rows, key=lambda r: (r["t_s"] is None, r["t_s"] or 0.0)))
+        sure = len(nodes) == 1
+        wanted = rank if index is None else index
         chosen: Device | None = None
-        sure = len(sources) == 1
-        if index is not None and (len(sources) == 1 or rank is None):
-            chosen = next((d for d in best if d.device == index), None)
-        elif rank is not None and len(sources) == 1:
-            chosen = next((d for d in best if d.device == rank), None)
-        elif rank is not None and 0 <= rank < len(best):
-            chosen, sure = sorted(best, key=lambda d: (d.source, d.device or 0))[rank], False
-        if chosen is None and len(best) == 1 and len(stats) == 1:
-            chosen, sure = best[0], True
+        if sure and wanted is not None:
+            chosen = next((d for d in every if d.device == wanted), None)
+        elif rank is not None and 0 <= rank < len(every):
+            chosen = every[rank]
+        elif rank is None:
+            need = max(r["reserved_bytes"] or r["allocated_bytes"] or 0 for r in rows[-1:])
+            able = [d for d in every if (d.last("used_bytes") or 0.0) >= need and index in (None, d.device)]
+            chosen, sure = (able[0], True) if len(able) == 1 and need else (None, False)
+        if chosen is None and len(every) == 1 and len(stats) == 1:
+            chosen, sure = every[0], True
         if chosen is not None:
             out.append(Pair(chosen, ordered, sure))
     return out
 
 
-def _one_form(found: Sequence[Device]) -> list[Device]:
-    """One series for each device of a node: if several files tell the same devices, the longest."""
-    by_key: dict[tuple[str, int | None, str], Device] = {}
-    seen: dict[tuple[int | None, float | None], list[Device]] = {}
+def _nodes(found: Sequence[Device]) -> list[list[Device]]:
+    """Devices by node, each once.
+
+    Files of different forms (a table and a query), or of the same form but of times that do not overlap,
+    tell of the same node; the longest series of a device counts, the newest of equal ones. Files of one
+    form over the same time are different nodes, and so are the hosts of one file.
+    """
+    nodes: list[dict[tuple[int | None, str], Device]] = []
+    sources: dict[tuple[str, str, str], list[Device]] = {}
     for d in found:
-        seen.setdefault((d.device, d.last("used_bytes")), []).append(d)
-    for same in seen.values():
-        d = max(same, key=len)
-        by_key[d.source, d.device, d.key] = d
-    return list(by_key.values())
+        sources.setdefault((d.source, d.form, d.key.rpartition("/")[0]), []).append(d)
+    for (_, _, host), devices_of in sources.items():
+        for node in nodes:
+            other = next(iter(node.values()))
+            if host == other.key.rpartition("/")[0] and not _together(other, devices_of[0]):
+                break
+        else:
+            node = {}
+            nodes.append(node)
+        for d in devices_of:
+            key = (d.device, "" if d.device is not None else d.key)
+            known = node.get(key)
+            if known is None or (len(d), d.last("t_s") or 0.0) > (len(known), known.last("t_s") or 0.0):
+                node[key] = d
+    return [sorted(node.values(), key=lambda d: d.device or 0) for node in nodes]
+
+
+def _together(a: Device, b: Device) -> bool:
+    """Two files of one form that cover the same time, or times that are not known."""
+    if a.form != b.form or a.source == b.source:
+        return False
+    first = [t for t in a.numbers["t_s"] if not math.isnan(t)]
+    second = [t for t in b.numbers["t_s"] if not math.isnan(t)]
+    if not first or not second:
+        return True
+    return first[0] <= second[-1] and second[0] <= first[-1]
 
 
 def processes_of(run: Run, device: Device) -> list[Row]:

@@ -44,4 +44,32 @@ VERDICTS: tuple[Verdict, ...] = (
         ("Drain the node, read the kernel log for Xid messages, reset or reboot.",),
         ("nvidia-smi in any form", "kernel log"),
     ),
+    Verdict(
+        "mem.cached_not_leaked",
+        "nvidia-smi shows memory that PyTorch keeps cached and can reuse; nothing leaks.",
+        "In use - reserved is a normal context (<= 1.5 GiB), and reserved - allocated is at least half of "
+        "reserved; no out-of-memory error.",
+        "Allocated memory grows from sample to sample.",
+        ("Nothing. torch.cuda.empty_cache() once at idle, if another process needs the memory.",),
+        ("memory_stats and nvidia-smi of the same time",),
+    ),
+    Verdict(
+        "mem.growth_unattributed",
+        "Memory in use grows with traffic and does not come back; the owner is not known yet.",
+        "Medians of six windows at like load (requests running within 15 %, else utilisation): they rise by "
+        "more than 5 % of the total (total unknown: of the first value), in at least three windows, and do "
+        "not come to rest. Where memory_stats stand beside, the growth is split into reserved and the rest.",
+        "The growth comes to rest or follows the load; one sample only.",
+        ("Take two pairs of memory_stats and nvidia-smi under load, then an allocator snapshot.",),
+        ("nvidia-smi series", "memory_stats series", "requests running over the same time"),
+    ),
+    Verdict(
+        "mem.fragmentation_drift",
+        "Fragmentation rises over the life of the server, and step times with it.",
+        "At like load, fragments / reserved rises by >= 0.05 in at least three windows, and its rank "
+        "correlation with the step time is >= 0.7.",
+        "Load changed as well; two points only; step times do not follow.",
+        ("Clean up at task boundaries on EVERY rank; an allocator setting only after a replay.",),
+        ("memory_stats series with step times and load",),
+    ),
 )
