@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,6 +75,7 @@ class GroupState:
     job: str | None = None
 
 
+@lru_cache(maxsize=1024)
 def plain_op(op: str | None) -> str:
     """Operation without library, case and spelling: "_ALLGATHER_BASE", "nccl:all_gather" -> allgather."""
     name = re.sub(r"[^a-z0-9]", "", (op or "").lower().rpartition(":")[2])

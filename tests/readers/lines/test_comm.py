@@ -127,3 +127,8 @@ def test_ray_swallows_lines_of_other_ranks():
     first = watchdog(1, 5).splitlines()[0]
     rows = reports(f"(RayWorker pid=4) {first} [repeated 3x across cluster]\n")
     assert rows[0]["repeats"] == 2
+
+
+def test_the_same_number_after_a_restart_is_not_stale():
+    text = watchdog(0, 5) + "INFO 03-12 11:00:00 [a.py:1] Application startup complete.\n" + watchdog(0, 5)
+    assert [(r["rank"], r["stale"]) for r in reports(text)] == [(0, False)]

@@ -81,7 +81,6 @@ EXCEPTIONS_KEPT = 2  # per rank: the first ones are nearest to the cause
 
 def parse(lines: Sequence[Line], out: Reading) -> None:
     """Adds one comm_report per rank and operation, and what the text says about groups."""
-    start = last_start(lines)
     reports: dict[tuple[Any, ...], dict[str, Any]] = {}
     for at, line in enumerate(lines):
         text = raw(line)
@@ -96,6 +95,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
             "Error" in text or "Exception" in text or "fault" in text or "Traceback" in text
         ):
             _exception(line, reports)
+    start = last_start(lines) if reports else 0
     for report in reports.values():
         report["stale"] = report.pop("number") < start
         out.add("comm_report", **report)
@@ -126,6 +126,7 @@ def _report(
             "t_s": line.t_s,
             "repeats": line.repeats - 1,
         }
+    entry["number"] = line.number  # the latest of its kind tells whether an engine started since
     for name, value in known.items():
         if value is not None and entry.get(name) is None:
             entry[name] = value

@@ -52,16 +52,16 @@ MODE = re.compile(r"--disaggregation[-_]mode[= ](\w+)")
 MODEL = re.compile(r"--model(?:[-_]path)?[= ](\S+)")
 NODE = re.compile(r"(?:--node[-_]rank|--data[-_]parallel[-_]rank)[= ](\d+)")
 PLACE = re.compile(r"\b(?:rank|node|host|pod|worker)[ _-]?(\d+)\b", re.IGNORECASE)
+FAILED = re.compile(r"assert\w* (?:error|failed)|runtimeerror|epexception|failed:", re.IGNORECASE)
 TIMEOUTS_KEPT = 20_000
 
 
 def parse(lines: Sequence[Line], out: Reading) -> None:
     """Adds a row per timeout, assertion and limit; an assertion carries the batch logged before it."""
-    start = last_start(lines)
     batches: dict[str | None, tuple[int, str]] = {}
-    kept = 0
     limits: set[tuple[Any, ...]] = set()
-    asserted: set[tuple[str | None, int | None]] = set()
+    asserted: dict[tuple[str | None, int | None], tuple[Line, dict[str, Any]]] = {}  # the latest counts
+    timeouts: list[tuple[Line, dict[str, Any]]] = []
     for at, line in enumerate(lines):
         text = raw(line)
         low = text.lower()
@@ -69,32 +69,34 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
             batches[line.worker] = batches[None] = (int(m[1] or m[2] or m[3]), text)
         if "dispatch_tokens_per_rank" in low:
             _limit(lines, at, limits, out)
-        if ("size(0)" in text or "tokens_per_rank" in text) and (m := ASSERTION.search(window(lines, at, 1))):
-            key = (line.worker, line.rank)
-            if m.start() < len(text) and key not in asserted and not _is_source(text, m.start()):
-                asserted.add(key)
-                batch, quote = batches.get(line.worker) or batches.get(None) or (None, None)
-                out.add(
-                    "a2a_event",
-                    where=f"line {line.number}",
-                    kind="assertion",
-                    t_s=line.t_s,
-                    rank=line.rank,
-                    worker=line.worker,
-                    batch=batch,
-                    batch_text=quote,
-                    stale=line.number < start,
-                    text=text.strip()[:1000],
-                )
-        if "timeout" in low and kept < TIMEOUTS_KEPT:
-            kept += _timeout(line, text, start, out)
+        if ("size(0)" in text or "tokens_per_rank" in text) and _asserts(lines, at):
+            batch, quote = batches.get(line.worker) or batches.get(None) or (None, None)
+            row = {"kind": "assertion", "batch": batch, "batch_text": quote, "rank": line.rank}
+            asserted[line.worker, line.rank] = (line, row)
+        if "timeout" in low and len(timeouts) < TIMEOUTS_KEPT and (found := _timeout(line, text)) is not None:
+            timeouts.append((line, found))
+    events = [*asserted.values(), *timeouts]
+    start = last_start(lines) if events else 0
+    for line, row in events:
+        out.add(
+            "a2a_event",
+            where=f"line {line.number}",
+            t_s=line.t_s,
+            worker=line.worker,
+            stale=line.number < start,
+            text=raw(line).strip()[:1000],
+            **row,
+        )
 
 
-def _is_source(text: str, start: int) -> bool:
-    """The assertion as program source or as a sentence is no failure."""
-    before = text[:start]
-    failed = re.search(r"assert\w* (?:error|failed)|runtimeerror|epexception|failed:", before, re.IGNORECASE)
-    return failed is None or is_example(text, failed.start())
+def _asserts(lines: Sequence[Line], at: int) -> bool:
+    """True if the line is a failed assertion; as program source or in a sentence it is none."""
+    text = raw(lines[at])
+    m = ASSERTION.search(window(lines, at, 1))
+    if m is None or m.start() >= len(text):
+        return False
+    failed = FAILED.search(text[: m.start()])
+    return failed is not None and not is_example(text, failed.start())
 
 
 def _limit(lines: Sequence[Line], at: int, seen: set[tuple[Any, ...]], out: Reading) -> None:
@@ -124,52 +126,34 @@ def _limit(lines: Sequence[Line], at: int, seen: set[tuple[Any, ...]], out: Read
         )
 
 
-def _timeout(line: Line, text: str, start: int, out: Reading) -> int:
-    """One line of a kernel's or the host's timeout; returns how many rows it gave."""
+def _timeout(line: Line, text: str) -> dict[str, Any] | None:
+    """What one line of a kernel's or the host's timeout says."""
     m = CPU.search(text)
     if m is not None:
         if is_example(text, m.start()):
-            return 0
-        out.add(
-            "a2a_event",
-            where=f"line {line.number}",
-            kind="cpu_timeout",
-            t_s=line.t_s,
-            rank=line.rank,
-            worker=line.worker,
-            phase=(m[1] or m[2]).lower(),
-            stale=line.number < start,
-            text=text.strip()[:1000],
-        )
-        return 1
+            return None
+        return {"kind": "cpu_timeout", "phase": (m[1] or m[2]).lower(), "rank": line.rank}
     m = TIMEOUT.search(text)
     if m is None or is_example(text, m.start()):
-        return 0
+        return None
     values = {
         re.sub(r"[ _]lane$", "", k.lower()).replace(" ", "_"): int(v)
         for k, v in PAIR.findall(text[m.start() :])
     }
     if not values:
-        return 0
+        return None
     low = text.lower()
     node = values.get("rdma", values.get("ib", values.get("node")))
-    gpu = values.get("nvl")
     rank = values.get("rank")
-    receiver = f"rank {rank}" if node is None and rank is not None else f"node {node} gpu {gpu}"
-    out.add(
-        "a2a_event",
-        where=f"line {line.number}",
-        kind="timeout",
-        t_s=line.t_s,
-        rank=rank if rank is not None else line.rank,
-        worker=line.worker,
-        phase="combine" if "combine" in low else "dispatch" if "dispatch" in low else None,
-        role="sender" if "sender" in low else "forwarder" if "forwarder" in low else "receiver",
-        receiver=receiver,
-        src_node=values.get("src_rdma", values.get("src_ib", values.get("src_node"))),
-        src_gpu=values.get("src_nvl"),
-        src_rank=values.get("src_rank"),
-        stale=line.number < start,
-        text=text.strip()[:1000],
-    )
-    return 1
+    return {
+        "kind": "timeout",
+        "rank": rank if rank is not None else line.rank,
+        "phase": "combine" if "combine" in low else "dispatch" if "dispatch" in low else None,
+        "role": "sender" if "sender" in low else "forwarder" if "forwarder" in low else "receiver",
+        "receiver": (
+            f"rank {rank}" if node is None and rank is not None else f"node {node} gpu {values.get('nvl')}"
+        ),
+        "src_node": values.get("src_rdma", values.get("src_ib", values.get("src_node"))),
+        "src_gpu": values.get("src_nvl"),
+        "src_rank": values.get("src_rank"),
+    }

@@ -20,16 +20,6 @@ START = re.compile(
     r"|server_args=|engine core restarted|restarting (?:the )?(?:engine|server|worker)",
     re.IGNORECASE,
 )
-START_WORDS = (
-    "world size",
-    "startup complete",
-    "fired up",
-    "restart",
-    "started server",
-    "api server",
-    "llm engine",
-    "server_args=",
-)
 EXAMPLE = re.compile(
     r"(?:e\.g\.|for example|example:|if you (?:ever )?see|looks like|such as)\W*$", re.IGNORECASE
 )
@@ -58,9 +48,4 @@ def is_example(text: str, start: int) -> bool:
 
 def last_start(lines: Sequence[Line]) -> int:
     """Number of the last line that shows an engine starting; 0 if there is none."""
-    for line in reversed(lines):
-        text = raw(line)
-        low = text.lower()
-        if any(word in low for word in START_WORDS) and START.search(text):
-            return line.number
-    return 0
+    return next((line.number for line in reversed(lines) if START.search(raw(line))), 0)

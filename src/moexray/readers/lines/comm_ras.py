@@ -39,7 +39,7 @@ ONE = re.compile(r"\bRank (\d+) has (?:launched up to operation (\d+)|not launch
 LISTED = re.compile(r"^\W*Rank (\d+) -- ")
 GONE = re.compile(r"\bmissing ranks?: ([\d, ]+)", re.IGNORECASE)
 SUMMARY = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+[A-Z]+\s+[A-Z]+")
-MARKS = ("launched up to operation", "not launched any", "issing rank", "Communicators...")
+MARK = re.compile(r"launched up to operation|not launched any|issing rank|Communicators\.\.\.")
 
 
 @dataclass(slots=True)
@@ -58,7 +58,7 @@ class _State:
 
 def parse(lines: Sequence[Line], out: Reading) -> None:
     """Adds a row per count of each communicator."""
-    if not any(any(mark in raw(line) for mark in MARKS) for line in lines):
+    if not any(MARK.search(raw(line)) for line in lines):
         return
     state = _State()
     for line in lines:
