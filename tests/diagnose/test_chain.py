@@ -50,6 +50,12 @@ def test_a_mild_root_of_a_grave_consequence_leads():
     assert ids(found) == ["mem.a", "mem.b", "mem.c"]
 
 
+def test_of_two_causes_the_one_that_explains_more_leads():
+    effect = f("comm.c", implied_by=("mem.b", "ep.a"))
+    root = [f("mem.b", implied_by=("mem.r",)), f("mem.r", confidence=0.9), f("ep.a", confidence=0.95)]
+    assert ids(order([effect, *root])) == ["mem.r", "mem.b", "ep.a", "comm.c"]
+
+
 def test_one_finding_per_id_and_subject():
     found = unique([f("mem.a", confidence=0.6), f("mem.a"), f("mem.a", subject=Subject(device=1))])
     assert [x.confidence for x in found] == [0.9, 0.9]

@@ -38,6 +38,7 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
 # Families that speak of an artefact or of a number that misleads; they lead only when no fault
 # of the system is found at warn or above (VERDICTS, order of findings, 2).
 ABOUT_INPUTS = ("input.", "snapshot.", "smi.", "trace.", "metric.")
+BANDS = (0.5, 0.7, 0.9)  # hypothesis, co-movement, specific pattern, arithmetic (VERDICTS, confidence)
 ABOUT_NUMBERS = frozenset({"ep.metric_wrong_axis", "ep.counts_multiplied"})
 
 
@@ -70,15 +71,18 @@ def order(findings: list[Finding]) -> list[Finding]:
     """Puts causes before their consequences, and otherwise the gravest first.
 
     Of the findings whose causes are all said, the next is the one that speaks of the system (not
-    of an artefact), leads to the worst severity, and is the most certain and costly. Hypotheses
-    ("cannot tell") come last.
+    of an artefact), leads to the worst severity, and is the most certain and costly. Of causes of
+    one consequence that are about as certain, the one that explains more of it leads: a rule names
+    them in that order. Hypotheses ("cannot tell") come last.
     """
     system = any(not _aside(f) and f.severity != "info" for f in findings)
-    weight = _weights(findings)
+    weight, place = _weights(findings), _places(findings)
 
     def key(f: Finding) -> tuple[object, ...]:
         aside = _aside(f) and (system or f.severity == "info")
-        return (f.cannot_tell, aside, -weight[f.id], -SEVERITIES.index(f.severity), -f.confidence, -f.cost)
+        grave = (-weight[f.id], -SEVERITIES.index(f.severity))
+        band = sum(f.confidence >= level for level in BANDS)
+        return (f.cannot_tell, aside, *grave, -band, place.get(f.id, 0), -f.confidence, -f.cost)
 
     rest, out = sorted(findings, key=key), []
     while rest:
@@ -90,6 +94,19 @@ def order(findings: list[Finding]) -> list[Finding]:
 
 def _aside(f: Finding) -> bool:
     return f.id.startswith(ABOUT_INPUTS) or f.id in ABOUT_NUMBERS
+
+
+def _places(findings: list[Finding]) -> dict[str, int]:
+    """Place of an id among the causes of what follows from it, from 0; handed on to its own causes."""
+    causes: dict[str, tuple[str, ...]] = {f.id: f.implied_by for f in findings}
+    places: dict[str, int] = {}
+    todo = [(id, i) for named in causes.values() for i, id in enumerate(named)]
+    while todo:
+        id, at = todo.pop()
+        if at < places.get(id, len(causes) + 1):
+            places[id] = at
+            todo += [(c, at) for c in causes.get(id, ())]
+    return places
 
 
 def _weights(findings: list[Finding]) -> dict[str, int]:
