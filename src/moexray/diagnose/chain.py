@@ -28,6 +28,7 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
     "comm.missing_rank": ("jit.compile_skew",),
     "comm.no_progress": ("comm.missing_rank", "comm.desync"),
     "comm.timeout_near": ("comm.straggler_wait",),
+    "mem.alloc_retry_recovered": ("mem.alloc_stall", "mem.fragmentation"),
     "mem.alloc_stall": ("mem.empty_cache_in_hot_path", "mem.fragmentation", "mem.churn"),
     "ep.skew": ("ep.drift",),
     "mem.true_exhaustion": ("ep.skew_to_oom",),

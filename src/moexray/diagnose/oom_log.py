@@ -40,8 +40,8 @@ def retries_recovered(run: Run, _limits: Limits) -> list[Finding]:
         where = f" on {len(devices)} devices" if len(devices) > 1 else ""
         claim = (
             f"{len(held)} device allocations failed at first ({lines} warning lines{where}) and succeeded "
-            "after cached blocks were released: no error follows. Each one is costly (blocks given back, device "
-            "synchronised), not fatal."
+            "after cached blocks were released: no error follows. Each one is costly (blocks given back, "
+            "device synchronised), not fatal."
         )
     if counters:
         count = sum(c["num_alloc_retries"] for c in counters)

@@ -184,6 +184,9 @@ def _words(words: list[str]) -> Iterator[tuple[str, str, str]]:
         i += 1
         if word == "-m":
             i += 1
+        elif word in ("serve", "trtllm-serve") and i < len(words) and not words[i].startswith(("-", "\\")):
+            yield "model", words[i], "command"  # the one positional argument
+            i += 1
         elif word in ("-e", "--env") and i < len(words) and "=" in words[i]:
             name, _, value = words[i].partition("=")
             i += 1
