@@ -20,6 +20,7 @@ from pathlib import Path
 
 import inputs
 import snapshot_input
+import trace_input
 
 MOEXRAY = str(Path(sys.executable).with_name("moexray"))
 PYTHON = sys.executable
@@ -75,7 +76,22 @@ ROWS = (
         codes=FINDINGS,
         peer=(PYTHON, "-c", snapshot_input.LOAD_AND_WALK, INPUT),
     ),
-    # A Kineto trace of 60 MB (<= 0.8 s, <= 240 MiB, peer HolisticTraceAnalysis) follows with its reader.
+    Row(
+        "Kineto trace of 60 MB, open",
+        (PYTHON, "-c", trace_input.OPEN_COLUMNS, INPUT),
+        make=trace_input.kineto_trace,
+        budget_s=0.8,
+        budget_mib=240,
+        peer=(PYTHON, "-c", trace_input.PEER, INPUT),
+    ),
+    Row(
+        "Kineto trace of 60 MB, diagnose",
+        (MOEXRAY, "diagnose", INPUT, "--format", "json"),
+        make=trace_input.kineto_trace,
+        budget_s=1.8,
+        budget_mib=320,
+        codes=FINDINGS,
+    ),
 )
 
 
