@@ -116,18 +116,15 @@ def _launch(
                 "args": shape,
             }
         )
-    for depth in range(4):
-        events.append(
-            {
-                "ph": "X",
-                "cat": "cuda_runtime",
-                "name": "cudaLaunchKernel",
-                **host,
-                "ts": round(now + 22 + depth, 3),
-                "dur": 1.2,
-                "args": {"External id": call, "cbid": 211, "correlation": call * 4 + depth},
-            }
-        )
+    call_event = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **host, "dur": 1.2}
+    events += [
+        {
+            **call_event,
+            "ts": round(now + 22 + depth, 3),
+            "args": {"External id": call, "cbid": 211, "correlation": call * 4 + depth},
+        }
+        for depth in range(4)
+    ]
     arrow = {"id": call, "cat": "ac2g", "name": "ac2g"}
     events += [
         {"ph": "s", **arrow, **host, "ts": round(now + 22, 3)},
