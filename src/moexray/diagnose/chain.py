@@ -25,7 +25,7 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
         "host.gc_pause",
         "host.stall",
     ),
-    "comm.missing_rank": ("jit.compile_skew",),
+    "comm.missing_rank": ("jit.compile_skew", "mem.host_oom", "mem.true_exhaustion"),
     "comm.no_progress": ("comm.missing_rank", "comm.desync"),
     "comm.timeout_near": ("comm.straggler_wait",),
     "mem.alloc_retry_recovered": ("mem.alloc_stall", "mem.fragmentation"),
