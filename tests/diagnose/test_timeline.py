@@ -249,3 +249,14 @@ def test_healthy_ranks_say_nothing():
     result = say(*pair_of_ranks(steps=20, ranks=4))
     assert ids(result, "info") == []
     assert result.verdict == "none"
+
+
+def test_members_of_a_group_stand_for_an_unknown_world():
+    traces = pair_of_ranks(steps=3, ranks=3)
+    for trace in traces:
+        trace.world = None
+        for event in trace.events:
+            if "Seq" in event["args"]:
+                event["args"]["Process Group Ranks"] = "[0, 1, 2]"
+    assert "rank 1 is missing" in only(say(traces[0], traces[2]), "input.rank_set").claim
+    assert "input.rank_set" not in ids(say(*traces), "info")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -242,13 +243,21 @@ def rank_set(captures: list[Capture]) -> list[Finding]:
     for group in (c.profiles for c in captures):
         ranks = sorted(p.rank for p in group if p.rank is not None)
         double = sorted({r for r in ranks if ranks.count(r) > 1})
-        world = max((p.world_size for p in group if p.world_size), default=None)
-        if world is None or len(ranks) < 2:
+        worlds = [p.world_size for p in group if p.world_size]
+        expected = set(range(max(worlds))) if worlds and max(worlds) <= MOST_RANKS else _members(group)
+        if not expected or len(ranks) < 2:
             continue
-        missing = sorted(set(range(world)) - set(ranks)) if world <= MOST_RANKS else []
+        missing = sorted(expected - set(ranks))
+        world = max(worlds, default=len(expected))
         if missing or double:
             found.append(_ranks_finding(group, ranks, double, missing, world))
     return found[:1]
+
+
+def _members(group: list[Profile]) -> set[int]:
+    """Ranks that the groups of the collectives name; empty if a list is cut."""
+    texts = {t for p in group if p.comm is not None for t in p.comm["ranks"] if t and "..." not in t}
+    return {int(n) for text in texts for n in re.findall(r"\d+", text)}
 
 
 def _ranks_finding(

@@ -48,6 +48,7 @@ class Recovery:
         while position < len(self.text) and not self.repairs.end and self.budget > 0:
             begin = self._opening(position)
             if begin is None:
+                self.repairs.bytes += bool(found)  # junk after the last document
                 break
             if begin > position:
                 self.repairs.bytes += 1

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from moexray.readers.kineto_columns import Columns
     from moexray.readers.kineto_events import Document
 
-__all__ = ["from_document", "looks_like_trace", "read"]
+__all__ = ["from_document", "looks_like_trace", "rank_in_name", "read"]
 
 HUGE_BYTES = 500 << 20  # above this, raw, Chrome's and Perfetto's viewers give up; read as a stream
 STREAM_BYTES = 256 << 20  # above this the content is not held in memory at once
@@ -233,9 +233,12 @@ def _rank(facts: dict[str, Any], source: Source) -> int | None:
     info = facts.get("distributedInfo")
     if isinstance(info, dict) and isinstance(info.get("rank"), int):
         return int(info["rank"])
-    for text in (source.name, str(facts.get("traceName", "")).rsplit("/", 1)[-1]):
-        for pattern in RANK_IN_NAME:
-            if match := pattern.search(text):
-                return int(match.group(1))
-    return None
+    own = str(facts.get("traceName", "")).rsplit("/", 1)[-1]
+    return next((r for r in (rank_in_name(source.name), rank_in_name(own)) if r is not None), None)
+
+
+def rank_in_name(name: str) -> int | None:
+    """The rank that the name of a dump or trace states."""
+    found = (pattern.search(name) for pattern in RANK_IN_NAME)
+    return next((int(match.group(1)) for match in found if match), None)
 

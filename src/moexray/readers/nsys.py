@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError, ReadError
 from moexray.core.tables.timeline import CATEGORIES
+from moexray.readers.kineto import rank_in_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
@@ -206,7 +205,7 @@ def _batches(got: _Collected, shift: int, source: Source, out: Reading) -> None:
 
     table = np.array(got.rows, np.int64)
     lanes = [(process, track, "") for process, track in got.lanes]
-    processes: Iterator[int] = iter(np.unique(table[:, 0]).tolist())
+    processes = np.unique(table[:, 0]).tolist()
     for process in processes:
         mine = table[table[:, 0] == process]
         mine = mine[np.argsort(mine[:, 1], kind="stable")]
@@ -220,7 +219,7 @@ def _batches(got: _Collected, shift: int, source: Source, out: Reading) -> None:
             rows=len(mine),
             names=list(got.names),
             lanes=lanes,
-            rank=None,
+            rank=rank_in_name(source.name) if len(processes) == 1 else None,
             world_size=None,
             groups=[],
             devices=[],
