@@ -119,10 +119,10 @@ def test_a_log_that_looks_like_a_table_is_read_as_text():
 
 
 def test_a_huge_table_is_read_in_part(monkeypatch):
-    monkeypatch.setattr("moexray.readers.csv_file.MAX_CELLS", 8)
+    monkeypatch.setattr("moexray.readers.csv_file.MAX_CELLS", 12)
     run = read({"s.csv": SWEEP + "more,1,3,4\n" * 10})
     assert [p.id for _, p in run.problems] == ["input.huge"]
-    assert len(bench(run)) == 2
+    assert len(bench(run)) == 4
 
 
 @given(st.lists(st.lists(st.floats(0, 1e6).map(lambda x: round(x, 3)), min_size=3, max_size=3), min_size=2, max_size=9))
@@ -132,3 +132,10 @@ def test_numbers_survive_any_separator(rows):
         text = "\n".join(separator.join(map(str, r)) for r in (header, *rows)) + "\n"
         [grid] = parse(text)
         assert [[float(c) for c in r] for r in grid.rows] == rows
+
+
+def test_a_text_beyond_the_memory_bound_is_read_in_part(monkeypatch):
+    monkeypatch.setattr("moexray.readers.csv_file.MAX_BYTES", len(SWEEP) + 3)
+    run = read({"s.csv": SWEEP + "more,1,3,4\n" * 10})
+    assert [p.id for _, p in run.problems] == ["input.huge"]
+    assert len(bench(run)) == 4

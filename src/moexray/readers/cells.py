@@ -6,6 +6,7 @@ with separators inside ("1,024") has two readings and is no number here.
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
@@ -86,7 +87,7 @@ def word_set(text: str) -> frozenset[str]:
 
 def base(value: float, factor: float) -> float:
     """A value in its base unit, free of the dust of binary fractions (274.9 ms is 0.2749 s)."""
-    return value if factor == 1.0 else float(f"{value * factor:.12g}")
+    return value * factor if factor >= 1.0 else round(value * factor, 12)
 
 
 @lru_cache(maxsize=4096)
@@ -131,6 +132,8 @@ def column(grid: Grid, index: int, out: Reading, *, name: str = "") -> list[floa
         out: Takes one `input.dirty_table` problem for all bad cells of the column.
         name: What to call the column; its header by default.
     """
+    if (fast := _plain(grid, index)) is not None:
+        return fast
     values: list[float | None] = []
     bad: list[tuple[int, str]] = []
     for row, line in zip(grid.rows, grid.numbers, strict=True):
@@ -153,3 +156,14 @@ def column(grid: Grid, index: int, out: Reading, *, name: str = "") -> list[floa
             lost=len(bad),
         )
     return values
+
+
+def _plain(grid: Grid, index: int) -> list[float | None] | None:
+    """A column that holds nothing but plain numbers, at the speed of float()."""
+    try:
+        cells = [row[index] for row in grid.rows]
+        values: list[float | None] = list(map(float, cells))
+        sound = math.isfinite(math.fsum(map(float, cells)))
+    except (ValueError, IndexError, OverflowError):
+        return None
+    return values if sound and "_" not in "".join(cells) else None  # float() takes 1_000 and nan, too

@@ -33,7 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["SHAPES", "Grid", "parse", "read", "sniff"]
 
 SEPARATORS = (",", ";", "\t", "|")
-MAX_CELLS = 4_000_000  # about 300 MB of cells; what lies behind is left out, with a note
+MAX_BYTES = 64 << 20  # of text, decompressed; what lies behind is left out, with a note
+MAX_CELLS = 4_000_000  # about 400 MB; the same
 MAX_NAME = 160  # characters of a column name; a longer one is prose
 MAX_NAME_WORDS = 8
 SHOWN = 5  # ragged rows named one by one
@@ -104,7 +105,7 @@ def sniff(head: bytes) -> bool:
     found = _split(lines)
     if found is None:
         return False
-    _, rows = found
+    _, rows, _ = found
     widths = [len(cells) for _, cells in rows if cells]
     wide = [w for w in widths if w > 1]
     if not wide:
@@ -125,7 +126,7 @@ def read(source: Source, out: Reading) -> None:
     Raises:
         ReadError: no shape knows any of them, and it is no text of a known form either.
     """
-    text, encoding = decode(source.data())
+    text, encoding = decode(_content(source, out))
     taken = 0
     for grid in parse(text, out):
         if any(shape(grid, source, out) for shape in SHAPES):
@@ -145,6 +146,17 @@ def read(source: Source, out: Reading) -> None:
         raise ReadError("a table whose columns are not known", where=source.path, hint="see docs/capture.md")
 
 
+def _content(source: Source, out: Reading) -> bytes:
+    """The text, or its first whole lines if it is longer than we hold in memory."""
+    if source.disk_bytes <= MAX_BYTES and not source.compression:
+        return source.data()
+    data = b"".join(source.chunks(limit=MAX_BYTES + 1))
+    if len(data) <= MAX_BYTES:
+        return data
+    out.problem("input.huge", f"only the first {MAX_BYTES >> 20} MiB were read", lost=None)
+    return data[: data.rfind(b"\n", 0, MAX_BYTES) + 1]
+
+
 def parse(text: str, out: Reading | None = None) -> list[Grid]:
     """Splits text into its tables.
 
@@ -156,13 +168,10 @@ def parse(text: str, out: Reading | None = None) -> list[Grid]:
     found = _split(lines)
     if found is None:
         return []
-    separator, rows = found
-    if sum(len(c) for _, c in rows) > MAX_CELLS:
-        keep = max(1, MAX_CELLS // max(len(rows[0][1]), 1))
-        if out is not None:
-            part = f"only the first {keep} of {len(rows)} rows were read"
-            out.problem("input.huge", part, lost=len(rows) - keep)
-        rows = rows[:keep]
+    separator, rows, end = found
+    if end < len(lines) and out is not None:
+        said = f"only the first {end} of {len(lines)} lines were read"
+        out.problem("input.huge", said, lost=len(lines) - end)
     numbers = {n for n, _ in rows}
     comments = tuple(x for i, x in enumerate(lines, 1) if i not in numbers and x.strip())[:200]
     ended = text.endswith(("\n", "\r"))
@@ -195,10 +204,12 @@ def _judge(grid: Grid, out: Reading) -> None:
         )
 
 
-def _split(lines: Sequence[str]) -> tuple[str, list[tuple[int, tuple[str, ...]]]] | None:
-    """The separator and the rows as (line number, cells); None where nothing looks like a table.
+def _split(lines: Sequence[str]) -> tuple[str, list[tuple[int, tuple[str, ...]]], int] | None:
+    """Cells of all lines; None where nothing looks like a table.
 
-    A blank line is a row without cells: it may stand between two tables.
+    Returns:
+        (separator, rows, end): rows as (line number, cells), no cells for a blank line, which may stand
+        between two tables; end is the line up to which they were read.
     """
     body = [(i, x) for i, x in enumerate(lines, 1) if not x.lstrip().startswith(("#", "=="))]
     sample = [x for _, x in body if x.strip()][:60]
@@ -206,7 +217,7 @@ def _split(lines: Sequence[str]) -> tuple[str, list[tuple[int, tuple[str, ...]]]
     for separator in SEPARATORS:
         if separator == "|" and not any(RULERS.fullmatch(x) for x in sample[:20]):
             continue
-        counts = [len(cells) for cells in _cells(sample, separator)]
+        counts = [len(_row(x, separator)) for x in sample]
         wide = [c for c in counts if c > 1]
         if wide:
             common = max(set(wide), key=lambda c: (wide.count(c), c))
@@ -215,32 +226,30 @@ def _split(lines: Sequence[str]) -> tuple[str, list[tuple[int, tuple[str, ...]]]
             best = max(best, (round(share, 1) + min(common, 40) / 1000, separator))
     if not best[1]:
         return None
-    separator = best[1]
-    cells = _cells([x for _, x in body], separator)
-    rows = []
-    for (i, _), parts in zip(body, cells, strict=True):
-        row = parts
+    separator, total = best[1], 0
+    rows: list[tuple[int, tuple[str, ...]]] = []
+    for i, line in body:
+        row = _row(line, separator)
         if separator == "|":
             row = row[1 if row[:1] == ("",) else 0 : -1 if row[-1:] == ("",) and len(row) > 1 else None]
             if all(RULER.fullmatch(c) for c in row if c) and any(row):
                 continue
+        total += len(row)
+        if total > MAX_CELLS:
+            return separator, rows, i - 1
         rows.append((i, row if any(row) else ()))
-    return separator, rows
+    return separator, rows, len(lines)
 
 
-def _cells(lines: Sequence[str], separator: str) -> list[tuple[str, ...]]:
-    """Cells of each line, stripped; a quoted cell does not run over the end of its line."""
-    out = []
-    for line in lines:
-        if '"' in line:
-            try:
-                row = next(csv.reader(io.StringIO(line), delimiter=separator, skipinitialspace=True), [])
-            except csv.Error:
-                row = line.split(separator)
-        else:
-            row = line.split(separator)
-        out.append(tuple([c.strip() for c in row]))
-    return out
+def _row(line: str, separator: str) -> tuple[str, ...]:
+    """Cells of a line, stripped; a quoted cell does not run over the end of its line."""
+    if '"' not in line:
+        return tuple([c.strip() for c in line.split(separator)])
+    try:
+        row = next(csv.reader(io.StringIO(line), delimiter=separator, skipinitialspace=True), [])
+    except csv.Error:
+        row = line.split(separator)
+    return tuple([c.strip() for c in row])
 
 
 def _blocks(rows: list[tuple[int, tuple[str, ...]]]) -> list[list[tuple[int, tuple[str, ...]]]]:
@@ -336,6 +345,8 @@ def _cut(grid: Grid) -> Grid:
 
 def _decimals(grid: Grid) -> Grid:
     """Makes decimal commas points where only one reading exists; else leaves every cell as it is."""
+    if not any("," in c for row in grid.rows for c in row):
+        return grid
     found = [c for row in grid.rows for c in row if "," in c and COMMA.fullmatch(c)]
     if not found:
         return grid

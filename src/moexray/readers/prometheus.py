@@ -6,6 +6,7 @@ summary. NaN and Inf elsewhere, duplicate series, lines that are no samples and 
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ SAMPLE = re.compile(
     r"\s+([-+]?[\w.+-]+)(?:\s+([-+]?[\d.eE+]+))?\s*(?:#.*)?$"
 )
 LABEL = re.compile(r'([a-zA-Z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
 META = re.compile(r"#\s+(HELP|TYPE|UNIT|EOF)\b(?:\s+(\S+))?(?:\s+(\S+))?")
 ERROR_TITLE = re.compile(r"<(?:title|h1)[^>]*>\s*([^<]{3,80}?)\s*<", re.IGNORECASE)
 ERROR_TEXT = re.compile(
@@ -40,6 +42,7 @@ ERROR_TEXT = re.compile(
 PAGE_NAMES = (".prom", ".metrics", ".om", ".openmetrics")
 MEANING_LABELS = ("request_type", "kv_cache_block_type")
 SHOWN = 5
+MAX_BYTES = 128 << 20  # a page of an engine has 50 kB; larger ones are refused with the reason
 FIELDS = ("name", "metric", "engine", "labels", "value")
 
 
@@ -49,8 +52,19 @@ class Scrape:
 
     columns: dict[str, list[object]] = field(default_factory=lambda: {f: [] for f in FIELDS})
     times: list[float] = field(default_factory=list)
+    stamps: set[float] = field(default_factory=set)
     seen: dict[tuple[str, str], int] = field(default_factory=dict)
     twice: list[tuple[int, str]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Labels:
+    """The labels of a sample, parsed once per spelling."""
+
+    joined: str
+    engine: str
+    meaning: str
+    quantile: bool
 
 
 @dataclass(slots=True)
@@ -81,7 +95,7 @@ def read(source: Source, out: Reading) -> None:
     Raises:
         ReadError: a web server's error page, or a page without any sample.
     """
-    text = decode(source.data())[0]
+    text = decode(source.data(MAX_BYTES))[0]
     _refuse_error_page(text, source, out)
     faults = Faults()
     scrapes = _merge_strays(list(_scrapes(text, faults)))
@@ -118,8 +132,10 @@ def _scrapes(text: str, faults: Faults) -> Iterator[Scrape]:
     first: tuple[str, str] | None = None
     kinds: dict[str, str] = {}
     late: dict[float, Scrape] = {}
-    for number, line in enumerate(text.splitlines(), 1):
-        if not line.strip():
+    known: dict[str | None, Labels] = {}
+    for number, raw in enumerate(io.StringIO(text), 1):
+        line = raw.strip()
+        if not line:
             continue
         if line[0] == "#":
             meta = META.match(line)
@@ -129,51 +145,61 @@ def _scrapes(text: str, faults: Faults) -> Iterator[Scrape]:
                 yield now
                 now, first = Scrape(), None
             continue
-        m = SAMPLE.match(line.strip())
+        m = SAMPLE.match(line)
         value = _value(m[3]) if m else None
         if m is None or value is None:
             if not line.startswith(("HTTP/", "Content-", "Date:", "Server:", "Connection:", "Transfer-")):
-                faults.bad.append((number, line.strip()[:60]))
+                faults.bad.append((number, line[:60]))
             continue
-        labels = {k: _unescape(v) for k, v in LABEL.findall(m[2])} if m[2] else {}
-        series = (m[1], join_labels(labels))
+        labels = known.get(m[2])
+        if labels is None:
+            labels = known[m[2]] = _labels(m[2])
+        series = (m[1], labels.joined)
         if series == first and len(now.seen) > 2 and not m[4]:
             yield now
             now = Scrape()
         first = first or series
         if not math.isfinite(value):
-            if "quantile" not in labels:
+            if not labels.quantile:
                 faults.odd.append((number, f"{series[0]}{{{series[1]}}} {m[3]}"))
                 now.seen.setdefault(series, number)
             continue
         target = now
-        if m[4]:
-            stamp = _stamp(float(m[4]))
-            if series in now.seen and stamp not in now.times:  # a series over time
+        if m[4] and (given := _value(m[4])) is not None:
+            stamp = given / 1000 if abs(given) > 1e11 else given  # milliseconds; OpenMetrics has seconds
+            if series in now.seen and stamp not in now.stamps:  # a series over time
                 target = late.setdefault(stamp, Scrape())
             target.times.append(stamp)
+            target.stamps.add(stamp)
         _take(target, number, m[1], labels, value, kinds)
     yield now
     yield from (late[t] for t in sorted(late))
 
 
+def _labels(text: str | None) -> Labels:
+    found = {k: _unescape(v) for k, v in LABEL.findall(text)} if text else {}
+    meaning = next((found[k] for k in MEANING_LABELS if k in found), "")
+    return Labels(join_labels(found), engine_of(found), meaning, "quantile" in found)
+
+
 def _take(
-    now: Scrape, number: int, name: str, labels: dict[str, str], value: float, kinds: dict[str, str]
+    now: Scrape, number: int, name: str, labels: Labels, value: float, kinds: dict[str, str]
 ) -> None:
-    series = (name, join_labels(labels))
+    series = (name, labels.joined)
     if series in now.seen:
-        now.twice.append((number, f"{name}{{{series[1]}}}"))
+        now.twice.append((number, f"{name}{{{labels.joined}}}"))
         return
     now.seen[series] = number
-    family = re.sub(r"_(?:total|bucket|sum|count|created)$", "", name)
-    kind = kinds.get(name) or kinds.get(family, "")
-    meaning = next((labels[k] for k in MEANING_LABELS if k in labels), "")
-    metric = "" if "quantile" in labels else canonical(name, kind, meaning)
+    kind = kinds.get(name) or kinds.get(SUFFIX.sub("", name), "")
+    metric = "" if labels.quantile else canonical(name, kind, labels.meaning)
     if metric == "kv_usage" and 1.5 < value <= 100:
         value /= 100  # some releases give percent
-    row = (name, metric, engine_of(labels), series[1], value)
-    for field_name, item in zip(FIELDS, row, strict=True):
-        now.columns[field_name].append(item)
+    columns = now.columns
+    columns["name"].append(name)
+    columns["metric"].append(metric)
+    columns["engine"].append(labels.engine)
+    columns["labels"].append(labels.joined)
+    columns["value"].append(value)
 
 
 def _merge_strays(scrapes: list[Scrape]) -> list[Scrape]:
@@ -211,11 +237,6 @@ def _value(text: str) -> float | None:
         return float(text)
     except ValueError:
         return None
-
-
-def _stamp(stamp: float) -> float:
-    """Epoch seconds; Prometheus text has milliseconds, OpenMetrics seconds."""
-    return stamp / 1000 if abs(stamp) > 1e11 else stamp
 
 
 def _unescape(text: str) -> str:

@@ -59,7 +59,7 @@ def request_table(grid: Grid, source: Source, out: Reading) -> bool:
     for name, i in found.items():
         values = column(grid, i, out)
         factor = 1.0 if name == "output_tokens" else _factor(grid.header[i], values)
-        columns[name] = [NAN if v is None else base(v, factor) for v in values]
+        columns[name] = [NAN if v is None else round(v * factor, 12) for v in values]
     status = next((i for i, (plain, _) in enumerate(names) if plain in STATUS), None)
     bad: dict[str, int] = {}
     for row in grid.rows if status is not None else ():
