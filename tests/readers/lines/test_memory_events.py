@@ -64,6 +64,22 @@ def test_capture_lines():
     assert vllm == {"cost_bytes": round(1.4 * GIB), "elapsed_s": 21.0}
 
 
+@pytest.mark.parametrize(
+    ("line", "tokens", "size"),
+    [
+        ("prefill chunk 3: new tokens=8192, accumulated_tokens=24576, logits buffer 864.00 MiB", 24576, 864 * MIB),
+        ("indexer logits [8192 x 24576] fp32: 768.00 MiB (context length 24576)", 24576, 768 * MIB),
+        ("allocating 2.00 GiB workspace for 65,536 tokens", 65536, 2 * GIB),
+        ("attention workspace: seq_len=4096 workspace_bytes=805306368", 4096, 805306368),
+        ("chunk max_tokens=8192 ctx_len: 16384 temporary tensor 1.00 GiB", 16384, GIB),
+    ],
+)
+def test_buffers_in_other_words(line, tokens, size):
+    ((kind, fields),) = events("INFO 05-13 17:02:09 [f.py:88] " + line)
+    assert kind == "mem.activation"
+    assert (fields["tokens"], fields["bytes"]) == (tokens, size)
+
+
 def test_buffers_with_tokens():
     ((kind, fields),) = events("INFO 05-13 17:02:09 [f.py:88] moe chunk: tokens=8120, intermediate buffer 285.47 MiB (36864 bytes per token)")
     assert kind == "mem.activation"

@@ -37,6 +37,9 @@ WORDS = (
     "cuda graph",
     "graph captur",
     "tokens",
+    "buffer",
+    "logits",
+    "workspace",
     "oom",
     "kill",
     "xid",
@@ -90,16 +93,20 @@ _AVAIL = lazy(rf"(?i)avail(?:able)?[ _](?:gpu[ _])?mem(?:ory)?\s*[=:]\s*{_S}")
 _COST = lazy(rf"(?i)(?:mem(?:ory)? usage\s*[=:]|\btook|\bcost)\s*{_S}")
 _ELAPSED = lazy(r"(?i)(?:elapsed:?|finished in)\s*(\d+(?:\.\d+)?) ?s")
 _TOKENS = lazy(
-    r"(?i)(?:#?\btokens?|num_tokens|n_tokens|context(?:_len(?:gth)?| length)?|seq_?lens?|sequence length"
-    r"|prefix(?:_len)?|"
-    r"position|kv_len)\s*[=:]?\s*(\d[\d,]*)(?![\d.%/]|\s*(?:tokens?)?/s)|(\d[\d,]*) (?:\w+"
-    r" ){0,2}tokens?\b(?!/s| per| ?/)"
+    r"(?i)(?:#|\b)((?:[a-z]+_)*(?:tokens?|context|ctx|prefix|position|seq_?lens?|kv_len|(?:context|sequence|prompt|"
+    r"ctx)[_ ]len(?:gth)?s?))\s*[=:]?\s*(\d[\d,]*)(?![\d.%/]|\s*(?:tokens?)?/s)"
+    r"|(\d[\d,]*) ((?:[a-z]+ ){0,2}tokens?)\b(?!/s| per| ?/)"
 )
-_BUFFER = lazy(
-    rf"(?i)(?:buffer|activation|workspace|logits|alloc\w*|intermediate|temporar\w+|tensor|scratch"
-    rf"|request\w*)\b[^\d;]{{0,60}}?{_S}"
-    rf"(?! ?/s)"
+_SUM = lazy(
+    r"(?i)accum|context|ctx|total|prefix|seq|kv|position|so far"
+)  # names of the sum, not of the chunk
+_BUFFER_WORDS = (
+    r"(?:buffer|activation|workspace|logits|alloc\w*|intermediate|temporar\w+|tensor|scratch|request\w*)"
 )
+_BUFFER = lazy(rf"(?i){_BUFFER_WORDS}\b[^\d;]{{0,60}}?{_S}(?! ?/s| ?per\b)")
+_ANY_BUFFER = lazy(rf"(?i)\b{_BUFFER_WORDS}\b")
+_ANY_SIZE = lazy(rf"{_S}(?! ?/s| ?per\b|/)")
+_BYTES = lazy(r"(?i)\b\w*bytes\s*[=:]\s*(\d+)\b")
 _PER_TOKEN = lazy(rf"(?i){_S}(?: per |/)token")
 _NOT_ACTIVATION = lazy(
     r"(?i)kv[ _]?(?:cache|size)|throughput|weights?\b|per second|out of memory|pool end|free\b|budget"
@@ -151,7 +158,9 @@ def _event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:
         fields = _budget(text)
         if fields:
             return "mem.budget", fields
-    if ("ib" in low or "gb" in low or "mb" in low) and ("token" in low or "context" in low or "seq" in low):
+    if ("ib" in low or "gb" in low or "mb" in low or "bytes" in low) and (
+        "token" in low or "context" in low or "seq" in low or "ctx" in low
+    ):
         return _activation(text)
     return None
 
@@ -190,16 +199,37 @@ def _budget(text: str) -> dict[str, Any]:
 def _activation(text: str) -> tuple[str, dict[str, Any]] | None:
     if _NOT_ACTIVATION.search(text):
         return None
-    size, tokens = _BUFFER.search(text), _TOKENS.search(text)
+    size, tokens = _buffer_size(text), _token_count(text)
     if size is None or tokens is None:
         return None
     per = _PER_TOKEN.search(text)
     return "mem.activation", {
-        "bytes": _bytes(size[1], size[2]),
-        "tokens": int((tokens[1] or tokens[2]).replace(",", "")),
+        "bytes": size,
+        "tokens": tokens,
         "per_token_bytes": _bytes(per[1], per[2]) if per else None,
         "what": _DIGITS.sub("#", text)[:200],
     }
+
+
+def _buffer_size(text: str) -> int | None:
+    """The size behind a word for a buffer, else the only size on a line that has such a word."""
+    if m := _BUFFER.search(text):
+        return _bytes(m[1], m[2])
+    if not _ANY_BUFFER.search(text):
+        return None
+    sizes = _ANY_SIZE.findall(text)
+    if len(sizes) == 1:
+        return _bytes(*sizes[0])
+    m = _BYTES.search(text) if not sizes else None
+    return int(m[1]) if m else None
+
+
+def _token_count(text: str) -> int | None:
+    """The tokens so far: a name that means the sum goes before one that may be the chunk."""
+    found = [(m[1] or m[4], m[2] or m[3]) for m in _TOKENS.finditer(text)]
+    found = [x for x in found if not x[0].lower().startswith("max")]
+    best = next((x for x in found if _SUM.search(x[0])), found[0] if found else None)
+    return None if best is None else int(best[1].replace(",", ""))
 
 
 def _bytes(number: str, unit: str) -> int:
