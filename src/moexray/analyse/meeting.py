@@ -53,6 +53,21 @@ class Meeting:
         """Share of the stalls that meet an episode."""
         return len(self.hits) / len(self.found) if self.found else 0.0
 
+    @property
+    def hit(self) -> list[Stall]:
+        """The stalls that meet an episode."""
+        return [self.found[i] for i in self.hits]
+
+    @property
+    def stalled_s(self) -> float:
+        """Their sum."""
+        return sum(x.value_s for x in self.hit)
+
+    @property
+    def longest_s(self) -> float:
+        """The longest of them; of all stalls if none meets an episode."""
+        return max(x.value_s for x in self.hit or self.found)
+
     def confidence(self, best: float) -> float:
         """The confidence, lowered where the clocks were related by an assumption."""
         return min(best, ASSUMED) if self.how else best

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moexray.analyse import engine_log
@@ -25,222 +26,143 @@ QUOTED = 3  # lines quoted per finding
 
 def rearrange_stall(run: Run, limits: Limits) -> list[Finding]:
     """ep.rearrange_stall: stalls overlap at least half of the rearrangements while serving."""
+    spike = limits.engine.spike
     episodes = engine_log.rearrangements(run)
-    best = best_meeting(run, limits.engine.spike, episodes, lambda e, _: (e.start_s, e.end_s))
-    if best is None:
+    m = best_meeting(run, spike, episodes, lambda e, _: (e.start_s, e.end_s))
+    if m is None:
         return []
-    if not best.related:
-        return [_unrelated("ep.rearrange_stall", "rearrangements", best)]
-    if not best.met or len(best.met) < limits.engine.rearrange_share * len(best.episodes):
+    if not m.related:
+        return [_unrelated("ep.rearrange_stall", "rearrangements", m)]
+    if not m.met or len(m.met) < limits.engine.rearrange_share * len(m.episodes):
         return []
-    if len(best.met) < 2 and best.share < 0.5:
+    if len(m.met) < 2 and m.share < 0.5:
         return []
-    hit = [best.found[i] for i in best.hits]
-    taken = [e.seconds for i, e in enumerate(best.episodes) if i in best.met and e.seconds is not None]
-    s = best.series
-    stalled = sum(x.value_s for x in hit)
+    s, hit = m.series, m.hit
     p99, p999 = percentile(s, 0.99), percentile(s, 0.999)
-    hidden = (
-        "P99 and P99.9 do not show them"
-        if max(p99, p999) < limits.engine.spike * s.median_s
-        else (
-            "P99 does not show them"
-            if p99 < limits.engine.spike * s.median_s
-            else "the percentiles show them"
-        )
+    unseen = [name for name, value in (("P99", p99), ("P99.9", p999)) if value < spike * s.median_s]
+    hidden = f"{' and '.join(unseen)} {'do' if len(unseen) > 1 else 'does'} not show them" if unseen else (
+        "the percentiles show them"
     )
-    facts: dict[str, Any] = {
-        "stalls": len(hit),
-        "rearrangements": len(best.episodes),
-        "mean_stall_s": stalled / len(hit),
-        "max_stall_s": max(x.value_s for x in hit),
-        "stalled_s": stalled,
-        "median_ms": s.median_s * 1e3,
-        "p99_ms": p99 * 1e3,
-        "p99_9_ms": p999 * 1e3,
-        "steps": s.steps,
-        "share_of_steps_ratio": len(hit) / s.steps if s.steps else None,
-    }
+    facts = {
+        "stalls": len(hit), "rearrangements": len(m.episodes), "mean_stall_s": m.stalled_s / len(hit),
+        "max_stall_s": m.longest_s, "stalled_s": m.stalled_s, "median_ms": s.median_s * 1e3,
+        "p99_ms": p99 * 1e3, "p99_9_ms": p999 * 1e3, "steps": s.steps, "share_of_steps_ratio": len(hit) / s.steps,
+    }  # fmt: skip
     claim = (
-        f"{len(best.met)} of {len(best.episodes)} rearrangements of experts while serving stop decoding: "
-        f"{len(hit)} stalls of {_s(facts['mean_stall_s'])} on average, {_s(facts['max_stall_s'])} at most, "
-        f"{_s(stalled)} in all, against a median of {_s(s.median_s)}. They are {len(hit) / s.steps:.3%} of "
-        f"{s.steps:,} steps: {hidden}{_assumed(best)}."
+        f"{len(m.met)} of {len(m.episodes)} rearrangements of experts while serving stop decoding: "
+        f"{len(hit)} stalls of {_s(m.stalled_s / len(hit))} on average, {_s(m.longest_s)} at most, "
+        f"{_s(m.stalled_s)} in all, against a median of {_s(s.median_s)}. They are {len(hit) / s.steps:.3%} "
+        f"of {s.steps:,} steps: {hidden}{_assumed(m)}."
     )
-    evidence = [Evidence(s.source, _lines(hit), pairs(facts))]
+    taken = [e.seconds for i, e in enumerate(m.episodes) if i in m.met and e.seconds is not None]
+    more = _bench_percentiles(run)
     if taken:
-        text = pairs(
-            {
-                "moves": len(taken),
-                "mean_s": sum(taken) / len(taken),
-                "min_s": min(taken),
-                "max_s": max(taken),
-                "total_s": sum(taken),
-            }
-        )
-        evidence.append(Evidence(best.episodes[0].source, f"{len(taken)} completion lines", text))
-    evidence += _quotes([best.episodes[i] for i in sorted(best.met)])
-    evidence += _bench_percentiles(run)
-    return [
-        Finding(
-            "ep.rearrange_stall",
-            "warn",
-            best.confidence(0.9),
-            claim,
-            _subject(s, hit),
-            stalled / len(hit),
-            limits.engine.spike * s.median_s,
-            "s",
-            tuple(evidence),
-            remedies=(remedy("eplb-async"), remedy("eplb-interval", by=""), remedy("eplb-fewer-moves")),
-            cost=stalled,
-        )
-    ]
+        told = {"moves": len(taken), "mean_s": sum(taken) / len(taken), "min_s": min(taken),
+                "max_s": max(taken), "total_s": sum(taken)}  # fmt: skip
+        more.insert(0, Evidence(m.episodes[0].source, f"{len(taken)} completion lines", pairs(told)))
+    finding = _say("ep.rearrange_stall", m, claim, facts, more, 0.9)
+    remedies = (remedy("eplb-async"), remedy("eplb-interval", by=""), remedy("eplb-fewer-moves"))
+    value = m.stalled_s / len(hit)
+    return [replace(finding, value=value, limit=spike * s.median_s, unit="s", remedies=remedies)]
 
 
 def compile_in_hot_path(run: Run, limits: Limits) -> list[Finding]:
     """jit.compile_in_hot_path: at least half of the spikes follow a compile line within two seconds."""
     lines = engine_log.compilations(run)
-    before = limits.engine.compile_before_s
+    e = limits.engine
 
-    def window(e: Episode, _: float) -> tuple[float, float]:
-        return e.start_s, e.end_s + before  # a stall that begins in it, or lasts into it, meets it
+    def window(c: Episode, _: float) -> tuple[float, float]:
+        return c.start_s, c.end_s + e.compile_before_s  # a stall that begins in it, or lasts into it
 
-    serving = [e for e in lines if e.serving is not False]
-    best = best_meeting(run, limits.engine.spike, serving, window)
-    if best is None:
+    serving = [c for c in lines if c.serving is not False]
+    m = best_meeting(run, e.spike, serving, window)
+    if m is None:
         return _only_before_ready(run, limits, lines) if lines and not serving else []
-    if not best.related:
-        return [_unrelated("jit.compile_in_hot_path", "compilations", best)]
-    share, e = best.share, limits.engine
-    hit = [best.found[i] for i in best.hits]
-    s = best.series
-    facts: dict[str, Any] = {
-        "spikes": len(best.found),
-        "spikes_with_compile": len(hit),
-        "share_ratio": share,
-        "median_ms": s.median_s * 1e3,
-        "max_stall_s": max(x.value_s for x in best.found),
-        "stalled_s": sum(x.value_s for x in hit),
-        "by_chance_ratio": best.chance,
-    }
-    if share < e.compile_share or share - best.chance < e.beyond_chance:
-        if not hit:
-            return [
-                _ruled_out(
-                    "jit.compile_in_hot_path",
-                    f"None of the {len(best.found)} stalls follows one of the "
-                    f"{len(best.episodes)} compile lines within {before:g} s.",
-                    s,
-                    facts,
-                )
-            ]
+    if not m.related:
+        return [_unrelated("jit.compile_in_hot_path", "compilations", m)]
+    facts = {
+        "spikes": len(m.found), "spikes_with_compile": len(m.hit), "share_ratio": m.share,
+        "median_ms": m.series.median_s * 1e3, "max_stall_s": m.longest_s, "stalled_s": m.stalled_s,
+        "by_chance_ratio": m.chance,
+    }  # fmt: skip
+    if not m.hit:
+        text = (
+            f"None of the {len(m.found)} stalls follows one of the {len(m.episodes)} compile lines within "
+            f"{e.compile_before_s:g} s."
+        )
+        return [_ruled_out("jit.compile_in_hot_path", text, m.series, facts)]
+    if m.share < e.compile_share or m.share - m.chance < e.beyond_chance:
         return []
-    shapes = sorted(
-        {str(x.row["fields"].get("shape")) for x in best.episodes if x.row["fields"].get("shape")}
-    )
+    shapes = sorted({str(x) for c in m.episodes if (x := c.row["fields"].get("shape"))})
     named = f" ({'; '.join(shapes[:4])}{'; ...' if len(shapes) > 4 else ''})" if shapes else ""
     claim = (
-        f"{len(hit)} of {len(best.found)} latency spikes (above {e.spike:g}x the median of {_s(s.median_s)}) "
-        f"begin within {before:g} s of a compile line while serving{named}; they cost "
-        f"{_s(facts['stalled_s'])}{_assumed(best)}."
+        f"{len(m.hit)} of {len(m.found)} latency spikes (above {e.spike:g}x the median of "
+        f"{_s(m.series.median_s)}) begin within {e.compile_before_s:g} s of a compile line while "
+        f"serving{named}; they cost {_s(m.stalled_s)}{_assumed(m)}."
     )
-    evidence = (
-        Evidence(s.source, _lines(hit), pairs(facts)),
-        *_quotes([best.episodes[i] for i in sorted(best.met)]),
-    )
-    return [
-        Finding(
-            "jit.compile_in_hot_path",
-            "warn",
-            best.confidence(0.85),
-            claim,
-            _subject(s, hit),
-            share,
-            e.compile_share,
-            "ratio",
-            evidence,
-            remedies=(remedy("jit-warm-up"), remedy("jit-cache"), remedy("jit-leave-out")),
-            cost=float(facts["stalled_s"] or 0),
-        )
-    ]
+    finding = _say("jit.compile_in_hot_path", m, claim, facts, [], 0.85)
+    remedies = (remedy("jit-warm-up"), remedy("jit-cache"), remedy("jit-leave-out"))
+    return [replace(finding, value=m.share, limit=e.compile_share, unit="ratio", remedies=remedies)]
 
 
 def snapshot_overhead(run: Run, limits: Limits) -> list[Finding]:
     """mem.snapshot_overhead: nearly all spikes begin within one dump duration of a snapshot write."""
-    episodes = engine_log.snapshots(run)
-
-    def window(e: Episode, longest: float) -> tuple[float, float]:
-        taken = e.seconds or longest
-        return e.start_s - (taken if e.start_s == e.end_s else 0.0), e.end_s + taken
-
-    best = best_meeting(run, limits.engine.spike, episodes, window, begins=True)
-    if best is None:
-        return []
-    if not best.related:
-        return [_unrelated("mem.snapshot_overhead", "snapshot writes", best)]
     e = limits.engine
-    if best.share < e.snapshot_share or best.share - best.chance < e.beyond_chance:
+
+    def window(w: Episode, longest: float) -> tuple[float, float]:
+        taken = w.seconds or longest
+        return w.start_s - (taken if w.start_s == w.end_s else 0.0), w.end_s + taken
+
+    m = best_meeting(run, e.spike, engine_log.snapshots(run), window, begins=True)
+    if m is None:
         return []
-    hit = [best.found[i] for i in best.hits]
-    s = best.series
-    stalled = sum(x.value_s for x in hit)
-    entries = sorted({int(x.row["fields"]["entries"]) for x in best.episodes if "entries" in x.row["fields"]})
-    costs = sorted(run.rows("snapshot_cost"), key=lambda r: (-int(r["entries"]), not r["traces"]))
-    facts: dict[str, Any] = {
-        "spikes": len(best.found),
-        "spikes_with_dump": len(hit),
-        "dumps": len(best.episodes),
-        "mean_stall_s": stalled / len(hit),
-        "max_stall_s": max(x.value_s for x in hit),
-        "stalled_s": stalled,
-        "median_ms": s.median_s * 1e3,
-        "entries": entries[-1] if entries else None,
-    }
-    cost = ""
-    if costs:
-        cost = "; measured: " + ", ".join(
-            f"{r['seconds'] * 1e3:.4g} ms for {r['entries']:,} entries "
-            f"{'with' if r['traces'] else 'without'} traces"
-            for r in costs[:4]
-        )
+    if not m.related:
+        return [_unrelated("mem.snapshot_overhead", "snapshot writes", m)]
+    if m.share < e.snapshot_share or m.share - m.chance < e.beyond_chance:
+        return []
+    entries = max((int(n) for w in m.episodes if (n := w.row["fields"].get("entries"))), default=None)
+    mean_s = m.stalled_s / len(m.hit)
+    facts = {
+        "spikes": len(m.found), "spikes_with_dump": len(m.hit), "dumps": len(m.episodes),
+        "mean_stall_s": mean_s, "max_stall_s": m.longest_s, "stalled_s": m.stalled_s, "median_ms": m.series.median_s * 1e3,
+        "entries": entries,
+    }  # fmt: skip
+    more, cost = _snapshot_costs(run)
     claim = (
-        f"{len(hit)} of {len(best.found)} latency spikes coincide with a write of a memory snapshot: each "
-        f"stops serving for {_s(stalled / len(hit))}, {_s(stalled)} in all"
-        f"{f' (history of {entries[-1]:,} entries)' if entries else ''}{cost}{_assumed(best)}."
+        f"{len(m.hit)} of {len(m.found)} latency spikes coincide with a write of a memory snapshot: each "
+        f"stops serving for {_s(mean_s)}, {_s(m.stalled_s)} in all"
+        f"{f' (history of {entries:,} entries)' if entries else ''}{cost}{_assumed(m)}."
     )
-    evidence = [
-        Evidence(s.source, _lines(hit), pairs(facts)),
-        *_quotes([best.episodes[i] for i in sorted(best.met)]),
+    finding = _say("mem.snapshot_overhead", m, claim, facts, more, 0.9)
+    remedies = (remedy("snapshot-light"), remedy("snapshot-idle"))
+    return [replace(finding, value=m.share, limit=e.snapshot_share, unit="ratio", remedies=remedies)]
+
+
+def _say(
+    id: str, m: Meeting, claim: str, facts: dict[str, Any], more: list[Evidence], best: float
+) -> Finding:  # fmt: skip
+    """A warning about stalls that meet episodes; number, limit and remedies are added by the rule."""
+    quotes = _quotes([m.episodes[i] for i in sorted(m.met)])
+    evidence = (Evidence(m.series.source, _lines(m.hit), pairs(facts)), *more, *quotes)
+    return Finding(
+        id, "warn", m.confidence(best), claim, _subject(m.series, m.hit), evidence=evidence, cost=m.stalled_s
+    )
+
+
+def _snapshot_costs(run: Run) -> tuple[list[Evidence], str]:
+    """Measured times of a snapshot by the length of its history, as evidence and in words."""
+    rows = sorted(run.rows("snapshot_cost"), key=lambda r: (-int(r["entries"]), not r["traces"]))
+    evidence = []
+    for r in rows[:6]:
+        name = "with_traces_ms" if r["traces"] else "without_ms"
+        facts = pairs({"entries": r["entries"], name: r["seconds"] * 1e3})
+        evidence.append(Evidence(r["source"], r["where"], facts))
+    words = [
+        f"{r['seconds'] * 1e3:.4g} ms for {r['entries']:,} entries "
+        f"{'with' if r['traces'] else 'without'} traces"
+        for r in rows[:4]
     ]
-    evidence += [
-        Evidence(
-            r["source"],
-            r["where"],
-            pairs(
-                {
-                    "entries": r["entries"],
-                    "with_traces_ms" if r["traces"] else "without_ms": r["seconds"] * 1e3,
-                }
-            ),
-        )
-        for r in costs[:6]
-    ]
-    return [
-        Finding(
-            "mem.snapshot_overhead",
-            "warn",
-            best.confidence(0.9),
-            claim,
-            _subject(s, hit),
-            best.share,
-            e.snapshot_share,
-            "ratio",
-            tuple(evidence),
-            remedies=(remedy("snapshot-light"), remedy("snapshot-idle")),
-            cost=stalled,
-        )
-    ]
+    return evidence, f"; measured: {', '.join(words)}" if words else ""
 
 
 def _only_before_ready(run: Run, limits: Limits, lines: list[Episode]) -> list[Finding]:
