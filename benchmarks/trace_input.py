@@ -9,6 +9,20 @@ BASE_NS = 1_790_000_000_000_000_000
 STEPS = 12
 KERNELS = 760  # per step; with their launches, operators, frames and flow arrows some 22,000 events
 NAMES = 1500
+KERNEL_ARGS = {
+    "queued": 0,
+    "device": 0,
+    "context": 1,
+    "stream": 7,
+    "registers per thread": 32,
+    "shared memory": 136,
+    "blocks per SM": 3.87879,
+    "warps per SM": 108.606,
+    "grid": [512, 1, 1],
+    "block": [896, 1, 1],
+    "est. achieved occupancy %": 87,
+}
+Event = dict[str, object]
 
 OPEN_COLUMNS = """
 import sys
@@ -60,83 +74,42 @@ def kineto_trace(path: Path) -> None:
         out.write('], "traceName": "trace.json"}\n')
 
 
-def _launch(
-    rng: random.Random, names: list[str], frames: list[str], now: float, call: int
-) -> list[dict[str, object]]:
+def _launch(rng: random.Random, names: list[str], frames: list[str], now: float, call: int) -> list[Event]:
+    """One kernel with its Python frames, operators, runtime calls and flow arrows."""
     host = {"pid": 4200, "tid": 4200}
     device = {"pid": 0, "tid": 7}
-    kernel = {
-        "External id": call,
-        "queued": 0,
-        "device": 0,
-        "context": 1,
-        "stream": 7,
-        "correlation": call,
-        "registers per thread": 32,
-        "shared memory": 136,
-        "blocks per SM": 3.87879,
-        "warps per SM": 108.606,
-        "grid": [512, 1, 1],
-        "block": [896, 1, 1],
-        "est. achieved occupancy %": 87,
-    }
-    events: list[dict[str, object]] = []
-    for depth in range(17):
-        args = {
-            "Python id": call * 20 + depth,
-            "Python parent id": call * 20 + depth - 1,
-            "Ev Idx": call * 20 + depth,
-        }
-        events.append(
-            {
-                "ph": "X",
-                "cat": "python_function",
-                "name": rng.choice(frames),
-                **host,
-                "ts": round(now + depth, 3),
-                "dur": round(40 - depth, 3),
-                "args": args,
-            }
-        )
-    for depth in range(4):
-        shape = {
-            "External id": call,
-            "Ev Idx": call * 20 + depth,
-            "Input Dims": [[512, 7168], [], []],
-            "Input type": ["c10::BFloat16", "Scalar", ""],
-        }
-        events.append(
-            {
-                "ph": "X",
-                "cat": "cpu_op",
-                "name": f"aten::op_{depth}",
-                **host,
-                "ts": round(now + 18 + depth, 3),
-                "dur": round(12 - depth, 3),
-                "args": shape,
-            }
-        )
-    call_event = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", **host, "dur": 1.2}
-    events += [
-        {
-            **call_event,
-            "ts": round(now + 22 + depth, 3),
-            "args": {"External id": call, "cbid": 211, "correlation": call * 4 + depth},
-        }
-        for depth in range(4)
-    ]
     arrow = {"id": call, "cat": "ac2g", "name": "ac2g"}
-    events += [
+    kernel = {**KERNEL_ARGS, "External id": call, "correlation": call}
+    shape = {
+        "External id": call,
+        "Input Dims": [[512, 7168], [], []],
+        "Input type": ["c10::BFloat16", "Scalar", ""],
+    }
+    return [
+        *(_frame(rng.choice(frames), now, call, depth) | host for depth in range(17)),
+        *(_slice("cpu_op", f"aten::op_{d}", now + 18 + d, 12 - d, shape) | host for d in range(4)),
+        *(
+            _slice(
+                "cuda_runtime",
+                "cudaLaunchKernel",
+                now + 22 + d,
+                1.2,
+                {"cbid": 211, "correlation": call * 4 + d},
+            )
+            | host
+            for d in range(4)
+        ),
         {"ph": "s", **arrow, **host, "ts": round(now + 22, 3)},
         {"ph": "f", **arrow, **device, "ts": round(now + 40, 3), "bp": "e"},
-        {
-            "ph": "X",
-            "cat": "kernel",
-            "name": rng.choice(names),
-            **device,
-            "ts": round(now + 40, 3),
-            "dur": 18.5,
-            "args": kernel,
-        },
+        _slice("kernel", rng.choice(names), now + 40, 18.5, kernel) | device,
     ]
-    return events
+
+
+def _frame(name: str, now: float, call: int, depth: int) -> Event:
+    own = call * 20 + depth
+    args = {"Python id": own, "Python parent id": own - 1, "Ev Idx": own}
+    return _slice("python_function", name, now + depth, 40 - depth, args)
+
+
+def _slice(category: str, name: str, ts: float, dur: float, args: dict[str, object]) -> Event:
+    return {"ph": "X", "cat": category, "name": name, "ts": round(ts, 3), "dur": dur, "args": args}

@@ -137,7 +137,7 @@ def to_text(data: bytes) -> tuple[str, Repairs, str]:
         return data.decode("utf-16-le", "replace"), repairs, "utf-16-le"
     if b"\0" in data:
         repairs.bytes += data.count(b"\0")
-        data = data.replace(b"\0", b"")
+        data = data.replace(b"\0", b" ")  # not glued: 12\\x0034 is not 1234
     try:
         return data.decode("utf-8"), repairs, "utf-8"
     except UnicodeDecodeError:
