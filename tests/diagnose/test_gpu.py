@@ -190,3 +190,11 @@ def test_the_own_process_alone_is_no_other():
 
 def test_others_that_a_container_hides_count():
     assert "mem.other_process" in findings(OLD_OOM, processes(42900))
+
+
+def test_a_sensor_that_fails_is_no_lost_device():
+    header = LOST + ", power.draw [W]"
+    rows = [(0, *GOOD, "500.00 W")] * 3 + [(0, *GOOD, "[Unknown Error]")]
+    assert findings(query(rows, header=header)).get("smi.gpu_lost", None) is None or findings(
+        query(rows, header=header)
+    )["smi.gpu_lost"].cannot_tell

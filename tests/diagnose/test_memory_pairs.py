@@ -148,3 +148,21 @@ def test_without_an_index_the_only_device_that_can_hold_it():
     nodes = "index, memory.used [MiB], memory.total [MiB]\n0, 4 MiB, 81920 MiB\n1, 12433 MiB, 81920 MiB\n"
     assert findings(stats(0, 12000 * MIB), nodes)["mem.cached_not_leaked"].subject.device == 1
     assert findings(stats(0, 12000 * MIB), nodes.replace("0, 4 ", "0, 12500 ")) == {}
+
+
+SWEEP = "batch_size,peak_gib,tokens_per_s\n" + "".join(
+    f"{b},{p},{t}\n" for b, p, t in [(1, 10, 100), (2, 14, 190), (4, 20, 350), (8, 26, 40), (16, 40, 20)]
+)
+
+
+def test_speed_that_collapses_past_the_card():
+    f = findings(SWEEP, smi(20000, total=24564))["mem.oversubscription"]
+    assert f.confidence > 0.8
+    unknown = findings(SWEEP)["mem.oversubscription"]
+    assert unknown.confidence <= 0.6
+    assert unknown.settle_with
+
+
+def test_speed_that_falls_elsewhere_is_no_oversubscription():
+    assert "mem.oversubscription" not in findings(SWEEP, smi(20000, total=81920))
+    assert "mem.oversubscription" not in findings(SWEEP.replace(",40\n", ",300\n").replace(",20\n", ",280\n"))

@@ -276,7 +276,8 @@ def _lost(device: Device) -> Finding | None:
     before = first > 0 and any(_had(device, f, first) for f in fields)
     if not said and not (ends and before) and len(device) > 1:
         return None
-    certain = said or (ends and before)
+    answering = sum(not math.isnan(device.numbers[n][bad[-1]]) for n in ("used_bytes", *OTHERS))
+    certain = said or (ends and before and len(fields) > answering)
     answered = len(errors) - len(bad)
     claim = (
         f"{_title(device)} answers in {answered} of {len(errors)} samples, then "

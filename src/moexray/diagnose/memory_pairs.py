@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from moexray.analyse.gpu import pair_up, processes_of
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from moexray.core.limits import Limits
     from moexray.core.run import Row, Run
 
-__all__ = ["Share", "beside_nvidia_smi", "oversubscribed", "shares"]
+__all__ = ["Share", "beside_nvidia_smi", "cliff", "oversubscribed", "shares"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def _non_torch(s: Share, run: Run, limits: Limits) -> Finding | None:
         s,
         id="mem.non_torch",
         severity="warn",
-        confidence=0.8 if listed else 0.65,
+        confidence=0.75 if listed else 0.65,
         claim=(
             f"{size(s.non_torch)} of the {size(s.own)} in use lie outside PyTorch's allocator "
             f"({size(s.reserved)} reserved), {size(excess)} more than a normal worker's context and libraries"
@@ -201,7 +202,7 @@ def _other(s: Share, run: Run, limits: Limits) -> Finding | None:
     )
 
 
-def oversubscribed(run: Run, _limits: Limits, found: Sequence[Device]) -> list[Finding]:
+def oversubscribed(run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
     """mem.oversubscription without an error: the allocator's peak passes the card's memory."""
     if any(r["kind"] in ("record", "bare") for r in run.rows("oom")):
         return []
@@ -218,7 +219,56 @@ def oversubscribed(run: Run, _limits: Limits, found: Sequence[Device]) -> list[F
         place = (row["rank"], row["device"])
         if peak > total and (place not in worst or peak > worst[place][0]):
             worst[place] = (peak, row, device)
-    return [_over(peak, row, device) for peak, row, device in worst.values()]
+    return [_over(peak, row, device) for peak, row, device in worst.values()] or cliff(run, limits, found)
+
+
+def cliff(run: Run, limits: Limits, found: Sequence[Device]) -> list[Finding]:
+    """mem.oversubscription by speed: it collapses where the peak passes the card's memory, sizes sorted."""
+    totals = {d.last("total_bytes") for d in found if d.last("total_bytes")}
+    total = totals.pop() if len(totals) == 1 else None
+    out = []
+    for source, rows in run.by_source("memory_stats"):
+        points = sorted((p, s, i) for i, r in enumerate(rows) if (p := _peak(r)) and (s := _speed(r)))
+        for (low, before, _), (peak, after, i) in pairwise(points):
+            upper = [s for p, s, _ in points if p >= peak]
+            lower = [s for p, s, _ in points if p <= low]
+            if max(upper) > before * limits.gpu.cliff_ratio or len(lower) < 2:
+                continue
+            if total is not None and not low <= total <= peak * (1 + limits.gpu.same_total_ratio):
+                continue
+            values = {
+                "peak_bytes": int(peak), "last_fast_peak_bytes": int(low),
+                "total_bytes": None if total is None else int(total),
+                "peak_ratio": None if total is None else peak / total, "speed_ratio": after / before,
+            }  # fmt: skip
+            card = f"the card's {size(total)}" if total else "what is probably the card's memory (not given)"
+            out.append(
+                Finding(
+                    id="mem.oversubscription",
+                    severity="warn",
+                    confidence=0.85 if total else 0.6,
+                    claim=(
+                        f"Speed falls to {after / before:.2f} of before as the peak goes from {size(low)} to "
+                        f"{size(peak)}, past {card}: the driver spills to host memory."
+                    ),
+                    value=peak / total if total else None,
+                    limit=1.0,
+                    unit="ratio",
+                    evidence=(Evidence(source, rows[i]["where"], pairs(values)),),
+                    remedies=(remedy("stay-below-total"),),
+                    settle_with=() if total else ("the card's memory (nvidia-smi)",),
+                    cost=peak - low,
+                )
+            )
+            break
+    return out
+
+
+def _speed(row: Mapping[str, Any]) -> float | None:
+    """Work per second: throughput, else batch (or one) per step time."""
+    if row["per_s"]:
+        return float(row["per_s"])
+    return (row["running"] or 1.0) / row["step_s"] if row["step_s"] else None
 
 
 def _peak(row: Mapping[str, Any]) -> float | None:

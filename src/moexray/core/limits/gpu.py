@@ -39,6 +39,7 @@ class GpuLimits:
         stall_interval_s: Samples further apart than this miss the gaps, s. Source: frees and
             allocations of one step last below a second.
         stall_confidence: Highest confidence from samples only.
+        cliff_ratio: Speed that falls below this share collapses.
         slack_bytes: Free may miss total - reserved - used by this (rounding of three MiB values).
     """
 
@@ -63,4 +64,5 @@ class GpuLimits:
     stall_windows: int = 2
     stall_interval_s: float = 2.0
     stall_confidence: float = 0.6
+    cliff_ratio: float = 1 / 3
     slack_bytes: int = 2 * MIB

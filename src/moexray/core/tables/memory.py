@@ -51,6 +51,7 @@ MEMORY_STATS = Table(
         Column("num_ooms", "int", "", "Out-of-memory errors raised."),
         Column("step_s", "float", "s", "Step time logged beside the sample, if any."),
         Column("running", "float", "", "Requests or batch size logged beside it (load), if any."),
+        Column("per_s", "float", "1/s", "Throughput (tokens, samples) logged beside it, if any."),
     ),
 )
 

@@ -20,7 +20,8 @@ __all__ = ["load_csv", "memory_stats", "memory_stats_csv"]
 NAMES: dict[str, tuple[str, ...]] = {
     "allocated_bytes": ("allocated_bytes", "memory_allocated", "allocated", "torch_allocated"),
     "allocated_peak_bytes": ("allocated_bytes_peak", "max_memory_allocated", "peak_allocated_bytes",
-                             "allocated_peak_bytes", "peak_memory_allocated", "peak_allocated"),
+                             "allocated_peak_bytes", "peak_memory_allocated", "peak_allocated", "peak_mem",
+                             "peak_memory", "peak", "max_memory", "peak_bytes", "mem_peak"),
     "reserved_bytes": ("reserved_bytes", "memory_reserved", "reserved", "torch_reserved", "memory_cached"),
     "reserved_peak_bytes": ("reserved_bytes_peak", "max_memory_reserved", "peak_reserved_bytes",
                             "reserved_peak_bytes", "peak_reserved", "max_reserved", "max_memory_cached"),
@@ -49,6 +50,8 @@ LOAD = ("num_requests_running", "requests_running", "running", "num_running", "r
         "batch_size",
         "num_running_reqs", "running_reqs", "load", "concurrency", "num_running_requests", "active_requests",
         "running_req", "num_running_req")  # fmt: skip
+RATE = ("tokens_per_s", "tok_per_s", "tokens_s", "tok_s", "throughput", "tokens_per_sec", "tokens_per_second",
+        "output_tokens_per_s", "samples_per_s", "tps", "throughput_tok_s")  # fmt: skip
 DEVICE = ("device", "device_id", "gpu", "gpu_id", "device_index", "cuda_device")
 SCALES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = re.compile(r"_(mib|mb|gib|gb|kib|kb)$")
@@ -142,7 +145,9 @@ def _known(fields: Mapping[str, Any]) -> bool:
     sizes = [c for c in ("allocated_bytes", "reserved_bytes", "allocated_peak_bytes", "reserved_peak_bytes")
              if bare & {*NAMES[c], c.removesuffix("_bytes")}]  # fmt: skip
     counts = bool(bare & {"num_alloc_retries", "num_ooms"})
-    return len(sizes) > 1 or (bool(sizes) and counts) or (counts and "inactive_split_bytes" in bare)
+    speed = bool(set(fields) & {*RATE, *STEP}) and "allocated_peak_bytes" in sizes
+    split = "inactive_split_bytes" in bare
+    return len(sizes) > 1 or (bool(sizes) and (counts or speed)) or (counts and split)
 
 
 def _row(fields: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -153,7 +158,8 @@ def _row(fields: Mapping[str, Any]) -> dict[str, Any] | None:
             row[column] = int(value)
     if not row:
         return None
-    for column, names in (("t_s", TIME), ("step_s", STEP), ("running", LOAD)):
+    beside = (("t_s", TIME), ("step_s", STEP), ("running", LOAD), ("per_s", RATE))
+    for column, names in beside:
         for name in names:
             value = fields.get(name)
             number = when(str(value)) if column == "t_s" and value is not None else _number(value)
