@@ -5,7 +5,6 @@ from types import SimpleNamespace
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from snapshot_samples import BASE, MIB, document, event, segment
 
 from moexray.analyse.snapshot import pools, shots
 from moexray.analyse.snapshot_history import history
@@ -13,6 +12,7 @@ from moexray.analyse.snapshot_sites import hot_zones
 from moexray.core.run import Reading, build_run
 from moexray.core.source import Source
 from moexray.readers.shapes import snapshot as shape
+from snapshot_samples import BASE, MIB, document, event, segment
 
 UNIT = 2 * MIB
 

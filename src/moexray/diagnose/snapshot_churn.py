@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moexray.analyse.snapshot import Shot, shots
-from moexray.analyse.snapshot_history import history
 from moexray.analyse.snapshot_sites import Repeat, Zone, hot_zones, repeats
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.remedies import remedy
@@ -33,7 +32,7 @@ def churn(run: Run, limits: Limits) -> list[Finding]:
 
 
 def _costly(shot: Shot, lim: SnapshotLimits) -> list[Repeat]:
-    if history(shot).kind == "broken_off":
+    if shot.info["broken_off"]:
         return []
     found = repeats(
         shot,
@@ -108,7 +107,7 @@ def small_blocks(run: Run, limits: Limits) -> list[Finding]:
 def _pinning_zones(shot: Shot, lim: SnapshotLimits) -> list[Zone]:
     """All zones together if they pass the limits, else a single one that does, else none."""
     stuck = int(shot.segments["stuck"][shot.sound].sum())
-    if stuck < lim.small_stuck_bytes or history(shot).kind == "broken_off":
+    if stuck < lim.small_stuck_bytes or shot.info["broken_off"]:
         return []
     zones = hot_zones(shot, lim.small_request_bytes)
     for some in (zones, *([z] for z in zones[:SHOWN])):

@@ -19,6 +19,7 @@ from numba import njit
 __all__ = [
     "BIG", "BYTES", "DAMAGED", "DICT", "DONE", "FLOAT", "FULL", "INT", "LIST", "OBJECT", "OLD", "PLAIN",
     "SET", "TEXT", "TRUNCATED", "TUPLE", "UNSAFE", "Tape", "new_tape", "parse",
+    "pick",
 ]  # fmt: skip
 
 # Tags of values. INT fits 60 bits; BIG and FLOAT hold the offset of their bytes; PLAIN: None False True.
@@ -244,3 +245,44 @@ def parse(t: Any, budget: Any) -> Any:  # noqa: C901  # see the head of the file
     state[0], state[1], state[2] = at, nvalues, nobjects
     state[3], state[4], state[5] = nextents, ntexts, nmemo
     return status
+
+
+@njit(cache=True)
+def pick(t: Any, dicts: Any, names: Any, codes: Any, picked: Any) -> None:
+    """Takes the values of some keys out of many dicts.
+
+    Args:
+        t: A parsed Tape.
+        dicts: [count], values of the dicts.
+        names: [wanted, 1 + longest], the wanted keys as bytes; the first number is the length.
+        codes: [texts], scratch: 0 not looked at yet, 1 not wanted, 2 + row of `names`.
+        picked: [wanted + 1, count]; filled where a key is there, the last of equal keys wins. The last
+            row becomes 1 where the value is no dict.
+    """
+    data, _, _, _, _, values, kinds, first, _, extents, texts = t
+    for i in range(dicts.size):
+        value = dicts[i]
+        if value & 7 != OBJECT or kinds[value >> 3] != DICT:
+            picked[names.shape[0], i] = 1
+            continue
+        extent = first[value >> 3]
+        while extent >= 0:
+            start, count = extents[extent, 0], extents[extent, 1]
+            for k in range(start, start + count, 2):
+                if values[k] & 7 != TEXT:
+                    continue
+                text = values[k] >> 3
+                if codes[text] == 0:
+                    codes[text] = 1
+                    for n in range(names.shape[0]):
+                        same = names[n, 0] == texts[text, 1]
+                        for b in range(names[n, 0]):
+                            same = same and names[n, 1 + b] == data[texts[text, 0] + b]
+                            if not same:
+                                break
+                        if same:
+                            codes[text] = 2 + n
+                            break
+                if codes[text] > 1:
+                    picked[codes[text] - 2, i] = values[k + 1]
+            extent = extents[extent, 2]

@@ -1,6 +1,6 @@
 """The history of a large snapshot straight from the tape of its pickle into columns.
 
-What is usual (a dict in one stretch, integers, a known action) is done with numpy, chunk by chunk; any
+What is usual (a dict, integers, a known action) is done with arrays, chunk by chunk; any
 other event is built as a Python dict and goes the way of small files.
 """
 
@@ -28,9 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["TapeTrace", "top_of"]
 
-CHUNK = 8192  # events at once: what they touch stays in the cache
+CHUNK = 16_384  # events at once: what they touch stays in the cache
 MISSING = 7  # a tag that the kernel does not use
-MAX_KEYS = 64  # distinct keys of the events of one chunk
 FRAMES_AT_ONCE = 4_000_000
 KEYS = {"action": "action", "addr": "address", "size": "size_bytes", "stream": "stream", "time_us": "time_ns",
         "pool_id": "pool", "frames": "stack"}  # fmt: skip
@@ -57,6 +56,7 @@ class TapeTrace:
     def __init__(self, tape: Tape, values: NDArray[Any]) -> None:
         self.tape, self.values = tape, values
         self._codes: dict[int, int] = {}
+        self._keys: tuple[NDArray[Any], NDArray[Any]] | None = None  # wanted keys, their codes so far
 
     def __len__(self) -> int:
         return len(self.values)
@@ -94,38 +94,21 @@ class TapeTrace:
         return out, ooms, bad
 
     def _raw(self, values: NDArray[Any]) -> tuple[dict[str, NDArray[Any]], NDArray[Any]]:
-        """Values of the wanted keys (MISSING where absent), and which events are unusual."""
+        """Values of the wanted keys (MISSING where absent), and which events are no dicts."""
         import numpy as np
 
         from moexray.kernels import pickle_tape as kernel
 
-        a = self.tape.arrays
-        raw = {name: np.full(len(values), MISSING, dtype=np.int64) for name in KEYS.values()}
-        own = np.where(values & 7 == kernel.OBJECT, values >> 3, 0)
-        usual = (values & 7 == kernel.OBJECT) & (a.kinds[own] == kernel.DICT) & (a.first[own] >= 0)
-        extent = np.where(usual, a.first[own], 0)
-        usual &= a.extents[extent, 2] < 0
-        counts = a.extents[extent, 1]
-        for n in np.unique(counts[usual]).tolist():
-            rows = np.flatnonzero(usual & (counts == n))
-            block = a.values[a.extents[extent[rows], 0].astype(np.int64)[:, None] + np.arange(n)]
-            keys, held = block[:, 0::2], block[:, 1::2]
-            same = bool((keys == keys[0]).all())
-            distinct = keys[0] if same else np.unique(keys)
-            if len(distinct) > MAX_KEYS:
-                usual[rows] = False
-                continue
-            for place, key in enumerate(distinct.tolist()):
-                name = KEYS.get(self.tape.text(key)) if key & 7 == kernel.TEXT else None
-                if name is None:
-                    continue
-                if same:
-                    raw[name][rows] = held[:, place]
-                    continue
-                hit = keys == key
-                some = hit.any(axis=1)
-                raw[name][rows[some]] = held[some, hit[some].argmax(axis=1)]
-        return raw, ~usual
+        if self._keys is None:
+            names = np.zeros((len(KEYS), 1 + max(map(len, KEYS))), dtype=np.uint8)
+            for row, key in enumerate(KEYS):
+                names[row, 0] = len(key)
+                names[row, 1 : 1 + len(key)] = list(key.encode())
+            self._keys = (names, np.zeros(int(self.tape.arrays.state[4]), dtype=np.uint8))
+        picked = np.full((len(KEYS) + 1, len(values)), MISSING, dtype=np.int64)
+        wanted, codes = self._keys
+        kernel.pick(self.tape.arrays, values, wanted, codes, picked)
+        return dict(zip(KEYS.values(), picked, strict=False)), picked[-1] == 1
 
     def _convert(
         self, raw: dict[str, NDArray[Any]], out: dict[str, NDArray[Any]], stacks: Stacks, pools: Pools
