@@ -46,7 +46,8 @@ def rearrange_stall(run: Run, limits: Limits) -> list[Finding]:
     facts = {
         "stalls": len(hit), "rearrangements": len(m.episodes), "mean_stall_s": m.stalled_s / len(hit),
         "max_stall_s": m.longest_s, "stalled_s": m.stalled_s, "median_ms": s.median_s * 1e3,
-        "p99_ms": p99 * 1e3, "p99_9_ms": p999 * 1e3, "steps": s.steps, "share_of_steps_ratio": len(hit) / s.steps,
+        "p99_ms": p99 * 1e3, "p99_9_ms": p999 * 1e3, "steps": s.steps,
+        "share_of_steps_ratio": len(hit) / s.steps,
     }  # fmt: skip
     claim = (
         f"{len(m.met)} of {len(m.episodes)} rearrangements of experts while serving stop decoding: "
@@ -124,8 +125,8 @@ def snapshot_overhead(run: Run, limits: Limits) -> list[Finding]:
     mean_s = m.stalled_s / len(m.hit)
     facts = {
         "spikes": len(m.found), "spikes_with_dump": len(m.hit), "dumps": len(m.episodes),
-        "mean_stall_s": mean_s, "max_stall_s": m.longest_s, "stalled_s": m.stalled_s, "median_ms": m.series.median_s * 1e3,
-        "entries": entries,
+        "mean_stall_s": mean_s, "max_stall_s": m.longest_s, "stalled_s": m.stalled_s,
+        "median_ms": m.series.median_s * 1e3, "entries": entries,
     }  # fmt: skip
     more, cost = _snapshot_costs(run)
     claim = (

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = ["parse_lines", "read", "sniff", "sniff_json_log"]
 
-SMALL_BYTES = 24 << 20  # a text up to this size, with LINE_COST a line, is kept whole
+SMALL_BYTES = 8 << 20  # a text up to this size, with LINE_COST a line, is kept whole
 LINE_COST = 64  # bytes that a line counts on top of its text: a file of line ends is large, too
 QUOTA = 20_000  # lines kept per word of a larger file
 MOST_LINES = 400_000  # lines kept of what lies beyond SMALL_BYTES

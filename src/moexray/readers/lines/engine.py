@@ -45,6 +45,7 @@ TOOK = re.compile(
 # Forms too special to stand in prose; other kinds need the form of a log line around them.
 BARE = ("eplb.balance", "eplb.hotness", "eplb.done", "batch", "stats", "engine.rank")
 BATCH = re.compile(r"\b(Prefill|Decode|Mixed) batch\b")
+BY_WORD = tuple((word, form) for form in FORMS for word in form.words)
 BATCH_FIELDS = (
     ("new_tokens", re.compile(r"#new-token: (\d+)")),
     ("running", re.compile(r"#running-req: (\d+)")),
@@ -89,8 +90,8 @@ def _event(text: str) -> tuple[str, dict[str, Any]] | None:
             if value := pattern.search(text):
                 fields[name] = _number(value[1])
         return ("batch", fields) if len(fields) > 1 else None
-    for form in FORMS:
-        if any(w in text for w in form.words) and (m := form.pattern.search(text)):
+    for word, form in BY_WORD:
+        if word in text and (m := form.pattern.search(text)):
             return form.kind, _tidy(form.kind, m.groupdict())
     if event := jit_event(text):
         return event
