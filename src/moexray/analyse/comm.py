@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
@@ -33,9 +35,9 @@ __all__ = [
     "world_size",
 ]
 
-SYMMETRIC = re.compile(r"^(?:allreduce|allgather|reducescatter|broadcast)")
-SYNCHRONISING = re.compile(r"^(?:allreduce|allgather|reducescatter|alltoall|barrier)")
-PEER_TO_PEER = re.compile(r"^(?:send|recv|coalesced|isend|irecv)")
+SYMMETRIC = lazy(r"^(?:allreduce|allgather|reducescatter|broadcast)")
+SYNCHRONISING = lazy(r"^(?:allreduce|allgather|reducescatter|alltoall|barrier)")
+PEER_TO_PEER = lazy(r"^(?:send|recv|coalesced|isend|irecv)")
 
 
 @dataclass(frozen=True, slots=True)

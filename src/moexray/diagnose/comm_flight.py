@@ -113,22 +113,8 @@ def _missing(
         "last_number": group.positions[here[0]].launched if here else None,
     }
     evidence = [Evidence(group.positions[first].source, f"{group.title} number {seq}", pairs(values))]
-    evidence += [
-        Evidence(
-            group.positions[r].source,
-            f"{group.title} number {seq}",
-            f"rank {r} op={op} sizes={shape} state=open",
-        )
-        for r in sorted(front)[:SHOWN]
-    ]
-    evidence += [
-        Evidence(
-            group.positions[r].source,
-            group.title,
-            f"rank {r} last launched number {group.positions[r].launched}",
-        )
-        for r in here[:SHOWN]
-    ]
+    evidence += _shown(group, dict.fromkeys(sorted(front)[:SHOWN], f"op={op} sizes={shape} state=open"))
+    evidence += _shown(group, {r: f"launched={group.positions[r].launched}" for r in here[:SHOWN]})
     evidence += [Evidence(r["source"], r["where"], r["text"]) for r in failed[:2]]
     sure = 0.85 if any(p.timing for p in group.positions.values()) else 0.72
     return Finding(
@@ -144,6 +130,10 @@ def _missing(
         remedies=(remedy("comm.inspect_rank", ranks=names), remedy("comm.find_branch")),
         settle_with=(f"log and stack of {names}",),
     )
+
+
+def _shown(group: GroupView, said: dict[int, str]) -> list[Evidence]:
+    return [Evidence(group.positions[r].source, group.title, f"rank={r} {text}") for r, text in said.items()]
 
 
 def _is(ranks: list[int]) -> str:

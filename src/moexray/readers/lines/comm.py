@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.comm_common import is_example, last_start, raw, window
 
 if TYPE_CHECKING:
@@ -38,43 +39,43 @@ WORDS = (
     "pg guid",
     "nproc",
 )
-CAUGHT = re.compile(
+CAUGHT = lazy(
     r"(?:\[Rank (?P<rank>\d+)\]\s*)?Watchdog\s+caught\s+collective\s+operation\s+timeout:\s*Work\w+\("
     r"(?P<fields>.{0,400}?)\)\s*ran\s+for\s+(?P<ran>\d+)\s+milliseconds"
 )
-FIELD = re.compile(r"(\w+)(?:\(ms\))?\s*=\s*(\[[\d, ]*\]|\w+)")
-GROUP = re.compile(
+FIELD = lazy(r"(\w+)(?:\(ms\))?\s*=\s*(\[[\d, ]*\]|\w+)")
+GROUP = lazy(
     r"\[PG (?:ID )?(?P<id>[\w.:-]+)(?: PG GUID (?P<guid>[\w.:-]+))?\s*(?:\((?P<desc>[^)\]]*)\))?"
     r" Rank (?P<rank>\d+)\]"
 )
-GLOBAL = re.compile(r"\[(?:rank|default)(\d{1,6})\]")
-WITHIN = re.compile(r"\[Rank (\d{1,6})\]")
-AT = re.compile(r"(?:detected by watchdog at work(?: sequence id)?|Timeout at (?:\w+ )?work): (\d+)")
-STATUS = re.compile(
+GLOBAL = lazy(r"\[(?:rank|default)(\d{1,6})\]")
+WITHIN = lazy(r"\[Rank (\d{1,6})\]")
+AT = lazy(r"(?:detected by watchdog at work(?: sequence id)?|Timeout at (?:\w+ )?work): (\d+)")
+STATUS = lazy(
     r"last enqueued (?:\w+ )?work: (-?\d+), last completed(?: \w+)?(?: work)?: (-?\d+)", re.IGNORECASE
 )
-LOST = re.compile(
+LOST = lazy(
     r"remote process exited or there was a network error|ncclRemoteError|connection (?:was )?"
     r"(?:closed|reset) by (?:remote )?peer",
     re.IGNORECASE,
 )
-EXCEPTION = re.compile(
+EXCEPTION = lazy(
     r"^(?:\w+\.)*\w*(?:Error|Exception)\b(?:: |$)|^Traceback \(most recent call last\)|^Segmentation fault"
 )
-CONSEQUENCE = re.compile(
+CONSEQUENCE = lazy(
     r"nccl|gloo|distbackend|watchdog|timed? ?out|connection|broken pipe|tcpstore|peer", re.IGNORECASE
 )
-WORLD = re.compile(r"\bworld[_ ]size(?:\s+of)?\s*[=:]?\s*(\d{1,6})\b", re.IGNORECASE)
-OPTIONS = re.compile(r"initialization options: size: (\d+), global rank: (\d+)")
-NODES = re.compile(r"\b(\d{1,5}) nodes? [x×] (\d{1,3}) (?:gpus?|ranks|processes)\b", re.IGNORECASE)
-PROCESSES = re.compile(r"--nproc[-_]per[-_]node[= ](\d{1,3})\b")
-NNODES = re.compile(r"--nnodes[= ](\d{1,5})\b")
-LISTED = re.compile(
+WORLD = lazy(r"\bworld[_ ]size(?:\s+of)?\s*[=:]?\s*(\d{1,6})\b", re.IGNORECASE)
+OPTIONS = lazy(r"initialization options: size: (\d+), global rank: (\d+)")
+NODES = lazy(r"\b(\d{1,5}) nodes? [x×] (\d{1,3}) (?:gpus?|ranks|processes)\b", re.IGNORECASE)
+PROCESSES = lazy(r"--nproc[-_]per[-_]node[= ](\d{1,3})\b")
+NNODES = lazy(r"--nnodes[= ](\d{1,5})\b")
+LISTED = lazy(
     r"\b(?:PG|process group|group)\b(?P<name>[^\[\]{}]{0,80}?)(?:ranks|members)?\s*[=:]?\s*"
     r"\[(?P<ranks>\d{1,6}(?:\s*,\s*\d{1,6})+)\]"
 )
-STUCK = re.compile(r"watchdog (?:thread )?got stuck for \d+ seconds")
-BARRIER = re.compile(r"\bRanks? (?P<ranks>\d+(?:\s*,\s*\d+)*) failed to pass monitoredBarrier in \d+ ?ms")
+STUCK = lazy(r"watchdog (?:thread )?got stuck for \d+ seconds")
+BARRIER = lazy(r"\bRanks? (?P<ranks>\d+(?:\s*,\s*\d+)*) failed to pass monitoredBarrier in \d+ ?ms")
 LONGEST_MESSAGE = 1000  # characters kept of a line
 EXCEPTIONS_KEPT = 2  # per rank: the first ones are nearest to the cause
 

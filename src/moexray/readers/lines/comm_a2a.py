@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.comm_common import is_example, last_start, raw, window
 
 if TYPE_CHECKING:
@@ -27,32 +28,32 @@ WORDS = (
     "node-rank",
     "node_rank",
 )
-TIMEOUT = re.compile(
+TIMEOUT = lazy(
     r"\b(?:DeepEP|Buffer|MK|HybridEP|UCCL|pplx|NIXL)\b.{0,40}?\btimeout\b|receiver timeout", re.IGNORECASE
 )
-CPU = re.compile(
+CPU = lazy(
     r"(?:DeepEP|EP) error:? timeout \((\w+) CPU\)|timeout \((dispatch|combine) CPU\)", re.IGNORECASE
 )
-PAIR = re.compile(
+PAIR = lazy(
     r"\b((?:src |dst )?(?:RDMA|IB|NVL|rank|node)(?: lane)?|src_rank|dst_rank|channel)\s*[:= ]\s*(\d+)",
     re.IGNORECASE,
 )
-ASSERTION = re.compile(
+ASSERTION = lazy(
     r"x\.size\(0\)\s*<=\s*\w*num_max_dispatch_tokens_per_rank|num_tokens\s*<=\s*\w*max_(?:dispatch_)?tokens_per_rank"
 )
-LIMIT = re.compile(
+LIMIT = lazy(
     r"\b(?:\w*_)?num_max_dispatch_tokens_per_rank\b['\"]?\s*(?:[=:]|is set to|to|value:)?\s*['\"]?(\d+)",
     re.IGNORECASE,
 )
-BATCH = re.compile(
+BATCH = lazy(
     r"#new-tokens?: (\d+)|\bnum_(?:batched_|scheduled_|input_)?tokens['\"]?\s*[=:]\s*(\d+)"
     r"|batch of (\d+) tokens"
 )
-MODE = re.compile(r"--disaggregation[-_]mode[= ](\w+)")
-MODEL = re.compile(r"--model(?:[-_]path)?[= ](\S+)")
-NODE = re.compile(r"(?:--node[-_]rank|--data[-_]parallel[-_]rank)[= ](\d+)")
-PLACE = re.compile(r"\b(?:rank|node|host|pod|worker)[ _-]?(\d+)\b", re.IGNORECASE)
-FAILED = re.compile(r"assert\w* (?:error|failed)|runtimeerror|epexception|failed:", re.IGNORECASE)
+MODE = lazy(r"--disaggregation[-_]mode[= ](\w+)")
+MODEL = lazy(r"--model(?:[-_]path)?[= ](\S+)")
+NODE = lazy(r"(?:--node[-_]rank|--data[-_]parallel[-_]rank)[= ](\d+)")
+PLACE = lazy(r"\b(?:rank|node|host|pod|worker)[ _-]?(\d+)\b", re.IGNORECASE)
+FAILED = lazy(r"assert\w* (?:error|failed)|runtimeerror|epexception|failed:", re.IGNORECASE)
 TIMEOUTS_KEPT = 20_000
 
 

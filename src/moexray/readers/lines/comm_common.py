@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -13,17 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["is_example", "last_start", "raw", "window"]
 
 # An engine (or its worker) that starts: what stood before belongs to an earlier process.
-START = re.compile(
+START = lazy(
     r"in world size \d+ is assigned as|application startup complete|fired up and ready|server restarted"
     r"|started server process|starting vllm api server|vllm api server version"
     r"|initializing an? \S* ?llm engine"
     r"|server_args=|engine core restarted|restarting (?:the )?(?:engine|server|worker)",
     re.IGNORECASE,
 )
-EXAMPLE = re.compile(
+EXAMPLE = lazy(
     r"(?:e\.g\.|for example|example:|if you (?:ever )?see|looks like|such as)\W*$", re.IGNORECASE
 )
-TAGS = re.compile(r"(?:\[[^\[\]]{0,120}\]:?\s*)+$")  # "[rank0]:[E311 07:12:30 x.cpp:632] "
+TAGS = lazy(r"(?:\[[^\[\]]{0,120}\]:?\s*)+$")  # "[rank0]:[E311 07:12:30 x.cpp:632] "
 
 
 def raw(line: Line) -> str:

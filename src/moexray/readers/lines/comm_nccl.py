@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.comm_common import raw
 
 if TYPE_CHECKING:
@@ -19,27 +20,27 @@ if TYPE_CHECKING:
 __all__ = ["WORDS", "parse"]
 
 WORDS = ("nccl info", "nccl warn")
-LINE = re.compile(
+LINE = lazy(
     r"(?P<process>[\w.-]+:\d+):\d+ \[(?P<device>\d+|-1)\] (?:[\d.]+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)"
 )
-INIT = re.compile(
+INIT = lazy(
     r"comm (0x[0-9a-f]+) rank (\d+) nranks (\d+).*?(?:commId (0x[0-9a-f]+))?"
     r"(?: - (?P<what>Init START|Init COMPLETE|Destroy|Abort).*)?$"
 )
-CHANNEL = re.compile(
+CHANNEL = lazy(
     r"Channel \d+(?:/\d+)? ?: (\d+)\[\w+\] -> (\d+)\[\w+\](?: \[(?:send|receive)\])? via (\S+)", re.IGNORECASE
 )
-VIA = re.compile(r"NET/[A-Za-z]+|P2P|SHM|NVLS|COLLNET|MNNVL")
-COUNT = re.compile(
+VIA = lazy(r"NET/[A-Za-z]+|P2P|SHM|NVLS|COLLNET|MNNVL")
+COUNT = lazy(
     r"(?P<what>Send|Recv): opCount (?P<number>[0-9a-f]+) .*?count (?P<count>\d+) datatype (?P<type>\d+) "
     r".*?root (?P<peer>\d+) comm (?P<comm>0x[0-9a-f]+) \[nranks=(?P<ranks>\d+)\]"
 )
-FAULT = re.compile(
+FAULT = lazy(
     r"status=\d+|async event|failed|failure|mismatch|timed? ?out|error|closed by|retry|unreachable"
     r"|fall(?:ing|s)? ?back",
     re.IGNORECASE,
 )
-FALLBACK = re.compile(
+FALLBACK = lazy(
     r"No device found|Using network Socket|falling back to socket|Failed to open libibverbs", re.IGNORECASE
 )
 MAX_MATRICES = 64  # all-to-all calls kept of one log: the last ones before the trouble count

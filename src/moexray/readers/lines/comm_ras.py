@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.comm_common import raw
 
 if TYPE_CHECKING:
@@ -32,14 +33,14 @@ WORDS = (
     "process information not found",
     "ranks  ",
 )
-HEAD = re.compile(r"(#\d+-\d+)\s*\(([0-9a-fx]+)\)\s*(MISMATCH|INCOMPLETE|DEAD|\w+)?", re.IGNORECASE)
-COUNTED = re.compile(r"ranks have different (\w+) operation counts", re.IGNORECASE)
-MANY = re.compile(r"\b(\d+) ranks? ha(?:ve|s) (?:launched up to operation (\d+)|not launched any operations)")
-ONE = re.compile(r"\bRank (\d+) has (?:launched up to operation (\d+)|not launched any operations)")
-LISTED = re.compile(r"^\W*Rank (\d+) -- ")
-GONE = re.compile(r"\bmissing ranks?: ([\d, ]+)", re.IGNORECASE)
-SUMMARY = re.compile(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+[A-Z]+\s+[A-Z]+")
-MARK = re.compile(r"launched up to operation|not launched any|issing rank|Communicators\.\.\.")
+HEAD = lazy(r"(#\d+-\d+)\s*\(([0-9a-fx]+)\)\s*(MISMATCH|INCOMPLETE|DEAD|\w+)?", re.IGNORECASE)
+COUNTED = lazy(r"ranks have different (\w+) operation counts", re.IGNORECASE)
+MANY = lazy(r"\b(\d+) ranks? ha(?:ve|s) (?:launched up to operation (\d+)|not launched any operations)")
+ONE = lazy(r"\bRank (\d+) has (?:launched up to operation (\d+)|not launched any operations)")
+LISTED = lazy(r"^\W*Rank (\d+) -- ")
+GONE = lazy(r"\bmissing ranks?: ([\d, ]+)", re.IGNORECASE)
+SUMMARY = lazy(r"^\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s+[A-Z]+\s+[A-Z]+")
+MARK = lazy(r"launched up to operation|not launched any|issing rank|Communicators\.\.\.")
 
 
 @dataclass(slots=True)

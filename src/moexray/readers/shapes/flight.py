@@ -12,6 +12,8 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -21,10 +23,15 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 MARKS = ("profiling_name", "collective_seq_id", "seq_id")
-NUMBERED = re.compile(r"rank[_\-. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
-TRAILING = re.compile(r"(\d{1,6})$")
-P2P = re.compile(r"^(?:send|recv|isend|irecv|coalesced)\b|\d+ ?(?:->|<-) ?\d+")
-PEERS = re.compile(r"\b(send|recv) (\d+) ?(?:->|<-) ?(\d+)")
+NUMBERED = lazy(r"rank[_\-. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
+TRAILING = lazy(r"(\d{1,6})$")
+P2P = lazy(r"^(?:send|recv|isend|irecv|coalesced)\b|\d+ ?(?:->|<-) ?\d+")
+PEERS = lazy(r"\b(send|recv) (\d+) ?(?:->|<-) ?(\d+)")
+COLUMNS = (
+    "group", "seq", "op", "state", "p2p", "sizes_in", "sizes_out", "numel_in", "numel_out", "dtype",
+    "splits_in", "splits_out", "created_ns", "started_ns", "completed_ns", "timeout_s",
+)  # fmt: skip
+FLOATS = frozenset({"numel_in", "numel_out", "created_ns", "started_ns", "completed_ns", "timeout_s"})
 SHAPE_TEXT = 200  # characters of a shape kept
 
 
@@ -198,69 +205,55 @@ def _columns(
 ) -> dict[str, Any]:
     import numpy as np
 
-    nan = float("nan")
-    rows: dict[str, list[Any]] = {
-        k: []
-        for k in (
-            "group",
-            "seq",
-            "op",
-            "state",
-            "p2p",
-            "sizes_in",
-            "sizes_out",
-            "numel_in",
-            "numel_out",
-            "dtype",
-            "splits_in",
-            "splits_out",
-            "created_ns",
-            "started_ns",
-            "completed_ns",
-            "timeout_s",
-        )
-    }
-    bad = 0
-    for e in entries:
-        seq = _number(e.get("collective_seq_id", e.get("seq_id")))
-        if seq is None:
-            bad += 1
-            continue
-        op = sys.intern(str(e.get("profiling_name", "")).rpartition(":")[2])
-        pair = e.get("process_group")
-        id_ = str(e.get("pg_id", ""))
-        name = str(pair[0]) if isinstance(pair, list | tuple) and pair else names.get(id_, (id_, None))[0]
-        sizes_in, sizes_out = e.get("input_sizes"), e.get("output_sizes")
-        timeout = _number(e.get("timeout_ms"))
-        rows["group"].append(sys.intern(name))
-        rows["seq"].append(seq)
-        rows["op"].append(op)
-        rows["state"].append(sys.intern(str(e.get("state", ""))))
-        rows["p2p"].append(bool(e.get("is_p2p")) or P2P.search(op) is not None)
-        rows["sizes_in"].append(_shape(sizes_in))
-        rows["sizes_out"].append(_shape(sizes_out))
-        rows["numel_in"].append(_numel(sizes_in))
-        rows["numel_out"].append(_numel(sizes_out))
-        rows["dtype"].append(sys.intern(_first(e.get("input_dtypes"))))
-        rows["splits_in"].append(_splits(e, "in"))
-        rows["splits_out"].append(_splits(e, "out"))
-        for column, key in (
-            ("created_ns", "time_created_ns"),
-            ("started_ns", "time_discovered_started_ns"),
-            ("completed_ns", "time_discovered_completed_ns"),
-        ):
-            rows[column].append(float(_number(e.get(key)) or 0) or nan)
-        rows["timeout_s"].append(timeout / 1e3 if timeout else nan)
-    if bad:
-        out.problem(
-            "input.dirty_table", f"{bad} recorder entries without a number; they were left out", lost=bad
-        )
-    floats = ("numel_in", "numel_out", "created_ns", "started_ns", "completed_ns", "timeout_s")
-    arrays: dict[str, Any] = dict(rows)
-    arrays["seq"] = np.array(rows["seq"], dtype=np.int64)
-    for name in floats:
-        arrays[name] = np.array(rows[name], dtype=np.float64)
+    rows = [row for e in entries if (row := _row(e, names)) is not None]
+    if bad := len(entries) - len(rows):
+        text = f"{bad} recorder entries without a number; they were left out"
+        out.problem("input.dirty_table", text, lost=bad)
+    lists = list(zip(*rows, strict=True)) or [()] * len(COLUMNS)
+    arrays: dict[str, Any] = {}
+    for name, values in zip(COLUMNS, lists, strict=True):
+        if name == "seq":
+            arrays[name] = np.array(values, dtype=np.int64)
+        elif name in FLOATS:
+            arrays[name] = np.array(values, dtype=np.float64)
+        else:
+            arrays[name] = list(values)
     return arrays
+
+
+def _row(e: dict[str, Any], names: dict[str, tuple[str, str | None]]) -> tuple[Any, ...] | None:
+    """The values of COLUMNS; None for an entry without a number."""
+    seq = _number(e.get("collective_seq_id", e.get("seq_id")))
+    if seq is None:
+        return None
+    op = sys.intern(str(e.get("profiling_name", "")).rpartition(":")[2])
+    pair = e.get("process_group")
+    id_ = str(e.get("pg_id", ""))
+    name = str(pair[0]) if isinstance(pair, list | tuple) and pair else names.get(id_, (id_, None))[0]
+    sizes_in, sizes_out = e.get("input_sizes"), e.get("output_sizes")
+    return (
+        sys.intern(name),
+        seq,
+        op,
+        sys.intern(str(e.get("state", ""))),
+        bool(e.get("is_p2p")) or P2P.search(op) is not None,
+        _shape(sizes_in),
+        _shape(sizes_out),
+        _numel(sizes_in),
+        _numel(sizes_out),
+        sys.intern(_first(e.get("input_dtypes"))),
+        _splits(e, "in"),
+        _splits(e, "out"),
+        _positive(e.get("time_created_ns")),
+        _positive(e.get("time_discovered_started_ns")),
+        _positive(e.get("time_discovered_completed_ns")),
+        _positive(e.get("timeout_ms")) / 1e3,
+    )
+
+
+def _positive(value: Any) -> float:
+    """NaN for what is missing; JSON dumps write 0 there."""
+    return float(_number(value) or 0) or float("nan")
 
 
 def _shape(sizes: Any) -> str:

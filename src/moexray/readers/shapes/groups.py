@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.comm import group_name
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read"]
 
-KEY = re.compile(
+KEY = lazy(
     r"\b(?:pg|process_?groups?|groups?|guid|world)\b|^(?:tp|dp|ep|pp|cp|dcp|world)\w*$|_(?:pg|group|groups)\b",
     re.IGNORECASE,
 )

@@ -11,6 +11,7 @@ import re
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.shapes.matrix_words import direction, directions, is_key, is_rank, label, quantity, unit
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["read_json", "read_table"]
 
 Cells = dict[tuple[int, int], float]
-NAMED = re.compile(
+NAMED = lazy(
     r"matri|all.?to.?all|a2a|traffic|pair|send|recv|sent|received|splits|dispatch|combine", re.IGNORECASE
 )
 AXES = (

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from moexray.core.pattern import lazy
+
 __all__ = ["direction", "directions", "is_key", "is_rank", "label", "quantity", "unit"]
 
 SENDERS = frozenset({"src", "source", "from", "sender", "senders", "sending", "origin"})
@@ -27,7 +29,7 @@ UNITS = {
     "elements": "elements",
     "numel": "elements",
 }
-LABEL = re.compile(r"^(?P<word>[A-Za-z_ \-]*?)[_ \-]*(?P<index>\d{1,6})$")
+LABEL = lazy(r"^(?P<word>[A-Za-z_ \-]*?)[_ \-]*(?P<index>\d{1,6})$")
 
 
 def words(text: str) -> list[str]:
