@@ -7,6 +7,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from moexray.core.finding import Evidence, Finding, Subject
+from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["balance_lines", "skew_by_log", "value_of", "wrong_axis_by_version"]
 
 FIXED = (0, 31)  # vLLM: the fix is of August 2026; earlier releases reduce over layers
-_VLLM = re.compile(r"\bvllm\b[^\d\n]{0,24}?v?(\d+)\.(\d+)", re.IGNORECASE)
+_VLLM = lazy(r"\bvllm\b[^\d\n]{0,24}?v?(\d+)\.(\d+)", re.IGNORECASE)
 
 
 def value_of(row: Row, key: str) -> float | None:
@@ -73,8 +74,8 @@ def skew_by_log(run: Run, limits: Limits) -> list[Finding]:
     if typical >= r.balancedness:
         return []
     claim = (
-        f"The engine logs a balancedness of {typical:.3f} in the median of {len(lines)} passes; without tokens "
-        f"per rank it cannot be said which layer and rank are hot, nor whether passes are large enough."
+        f"The engine logs a balancedness of {typical:.3f} in the median of {len(lines)} passes; without "
+        f"tokens per rank it cannot be said which layer and rank are hot or whether passes are large."
     )
     last = lines[-1]
     return [Finding(

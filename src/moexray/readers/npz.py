@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import io
+import struct
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError, ReadError
@@ -18,13 +20,19 @@ if TYPE_CHECKING:
 __all__ = ["read", "sniff"]
 
 MAGIC = b"\x93NUMPY"
+DAMAGE = (
+    ReadError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError,
+    IndexError, struct.error, OSError,
+)  # fmt: skip
 
 
 def sniff(head: bytes) -> bool:
     """The mark of .npy, or a zip whose first member is named *.npy."""
     if head.startswith(MAGIC):
         return True
-    return head[:4] == b"PK\x03\x04" and head[30 : 30 + head[26] + 256 * head[27]].endswith(b".npy")
+    if len(head) < 31 or head[:4] != b"PK\x03\x04":
+        return False
+    return head[30 : 30 + head[26] + 256 * head[27]].endswith(b".npy")
 
 
 def read(source: Source, out: Reading) -> None:
@@ -60,22 +68,25 @@ def _members(data: bytes, source: Source, out: Reading) -> dict[str, Any]:
         with zipfile.ZipFile(io.BytesIO(data)) as archive:
             for info in archive.infolist():
                 total += info.file_size
-                if total > MAX_LOAD_BYTES or info.file_size > 1000 * max(info.compress_size, 1) + (256 << 20):
-                    raise LimitError(
-                        f"its arrays pass {MAX_LOAD_BYTES >> 20} MiB",
-                        where=source.path,
-                        hint="save fewer steps or layers",
-                    )
+                _check_size(info, total, source)
                 name = info.filename.removesuffix(".npy")
                 try:
                     arrays[name] = _array(archive.read(info), name, source)
-                except (ReadError, zipfile.BadZipFile) as why:
+                except DAMAGE as why:
                     text = f"array {name} cannot be read ({why.what if isinstance(why, ReadError) else why})"
                     out.problem("input.truncated", text, where=name, lost=None)
-    except zipfile.BadZipFile as why:
+    except LimitError:
+        raise
+    except DAMAGE as why:
         text = f"the zip archive is damaged ({why})"
         raise ReadError(text, where=source.path, hint="copy it again") from why
     return arrays
+
+
+def _check_size(info: zipfile.ZipInfo, total: int, source: Source) -> None:
+    if total > MAX_LOAD_BYTES or info.file_size > 1000 * max(info.compress_size, 1) + (256 << 20):
+        text = f"its arrays pass {MAX_LOAD_BYTES >> 20} MiB"
+        raise LimitError(text, where=source.path, hint="save fewer steps or layers")
 
 
 def _array(data: bytes, name: str, source: Source) -> np.ndarray:
@@ -83,5 +94,5 @@ def _array(data: bytes, name: str, source: Source) -> np.ndarray:
 
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
-    except (ValueError, EOFError, OSError, SyntaxError, TypeError, MemoryError) as why:
+    except (*DAMAGE, SyntaxError, TypeError, MemoryError) as why:
         raise ReadError(f"{name} is damaged or holds pickled objects ({why})", where=source.path) from why

@@ -12,6 +12,7 @@ import io
 import pickle
 import struct
 import zipfile
+import zlib
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError, ReadError, UnsafeError
@@ -154,7 +155,7 @@ class _Unpickler(pickle.Unpickler):
 
 def sniff(head: bytes) -> bool:
     """A zip with data.pkl near its start, or the magic number of the older form."""
-    if head[:4] == b"PK\x03\x04":
+    if len(head) > 30 and head[:4] == b"PK\x03\x04":
         name = head[30 : 30 + head[26] + 256 * head[27]]
         return name.endswith((b"data.pkl", b"/byteorder", b".format_version", b"/version")) or (
             b"/data.pkl" in head and b"/data/" in head
@@ -199,7 +200,7 @@ def load(source: Source) -> Any:
         raise ReadError(why.what, where=source.path, hint="save it again, or copy it again") from why
     except (
         pickle.UnpicklingError, EOFError, ValueError, IndexError, KeyError, TypeError, AttributeError,
-        zipfile.BadZipFile, struct.error, OverflowError, MemoryError,
+        zipfile.BadZipFile, zlib.error, struct.error, OverflowError, MemoryError, RuntimeError,
     ) as why:  # fmt: skip
         text = f"the torch file is damaged ({why})"
         raise ReadError(text, where=source.path, hint="copy it again") from why

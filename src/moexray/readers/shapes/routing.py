@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.shapes.routing_words import config_key, role_of
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_json", "read_pickle"]
 
-_LAYER = re.compile(r"(?:.*[._/ -])?layers?[._ -]?\d{1,4}\b", re.IGNORECASE)
+_LAYER = lazy(r"(?:.*[._/ -])?layers?[._ -]?\d{1,4}\b", re.IGNORECASE)
 LOOK = 64  # keys or records looked at before a document is taken for something else
 
 

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["put_counts", "take_arrays"]
 
+MAX_COUNT = 1 << 50  # tokens; above it the sums of a file would no longer be exact
+
 def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Reading) -> bool:
     """Fills the tables from named arrays; returns whether any was about routing."""
     import numpy as np
@@ -160,7 +162,8 @@ def _clean(flat: np.ndarray, steps: np.ndarray, layers: np.ndarray, name: str, o
 
     keep = np.ones(len(flat), bool)
     tests = (("NaN", np.isnan), ("infinite", np.isinf)) if flat.dtype.kind == "f" else ()
-    for kind, test in (*tests, ("negative", lambda a: a < 0)):
+    bounds = (("negative", lambda a: a < 0), ("impossibly large", lambda a: a > MAX_COUNT))
+    for kind, test in (*tests, *bounds):
         bad = test(flat)
         if not bad.any():
             continue

@@ -6,6 +6,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.shapes.routing_words import is_combined, role_of, words
 
 if TYPE_CHECKING:
@@ -15,15 +16,16 @@ if TYPE_CHECKING:
 
 __all__ = ["read_csv"]
 
+MAX_COUNT = 1 << 50  # tokens; above it the sums of a file would no longer be exact
 _SUFFIX = r"_?(\d+)(?:_(?:tokens?|load|counts?))?$"
-_RANK = re.compile(r"^(?:tokens?_)?(?:(?:moe_)?ep_?rank|rank|ep|gpu|device|dev|card|npu|worker)" + _SUFFIX)
-_EXPERT = re.compile(
+_RANK = lazy(r"^(?:tokens?_)?(?:(?:moe_)?ep_?rank|rank|ep|gpu|device|dev|card|npu|worker)" + _SUFFIX)
+_EXPERT = lazy(
     r"^(?:tokens?_)?(?:e|exp|experts?|logical(?:_expert)?|expert_id|physical(?:_expert)?|slot|phy|p)"
     + _SUFFIX
 )
-_LAYER = re.compile(r"^(?:moe_)?(?:layer|l)_?(\d+)(?:_(?:tokens?|load|counts?))?$")
-_GROUPED = re.compile(r"^-?\d{1,3}(?:[,' _\u00a0\u202f.]\d{3})+$")
-_COMMA = re.compile(r"^-?\d+,\d+$")
+_LAYER = lazy(r"^(?:moe_)?(?:layer|l)_?(\d+)(?:_(?:tokens?|load|counts?))?$")
+_GROUPED = lazy(r"^-?\d{1,3}(?:[,' _\u00a0\u202f.]\d{3})+$")
+_COMMA = lazy(r"^-?\d+,\d+$")
 _MISSING = frozenset(("", "-", "na", "n/a", "null", "none", "[n/a]", "[not supported]"))
 _UNITS = {"rank": "rank", "rank_id": "rank", "ep_rank": "rank", "gpu": "rank", "gpu_id": "rank",
           "device": "rank", "device_id": "rank", "ep": "rank", "npu": "rank", "expert": "logical",
@@ -220,6 +222,8 @@ class _Cells:
             return None, "NaN"
         if math.isinf(number):
             return None, "infinite"
+        if number > MAX_COUNT:
+            return None, "impossibly large count"
         return (None, "negative count") if number < 0 else (number, "")
 
     def sound_any(self) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.shapes.routing_arrays import take_arrays
 from moexray.readers.shapes.routing_facts import Facts
 from moexray.readers.shapes.routing_records import take_records
@@ -25,12 +26,12 @@ if TYPE_CHECKING:
 
 __all__ = ["take_document"]
 
-_LAYER_NAME = re.compile(
+_LAYER_NAME = lazy(
     r"^(?:.*?(?:^|[^a-z0-9])(?:layers?|l|moe|block)[._ -]?)?(\d{1,4})"
     r"(?:[._ -](?:mlp|moe|experts?|router|gate|counts?|ffn).*)?$",
     re.IGNORECASE,
 )
-_ITER_LAYER = re.compile(r"^(\d+)_(\d+)$")
+_ITER_LAYER = lazy(r"^(\d+)_(\d+)$")
 _NESTED = ("config", "meta", "metadata", "meta_info", "params", "args", "info", "model_config", "parallel")
 _CONFIG_PROOF = {"top_k", "num_experts", "ep_size", "num_redundant", "bytes_per_token", "expert_bytes"}
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.shapes.routing_words import config_key, role_of, words
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ __all__ = ["numbers_of", "texts_of", "to_array"]
 _ARM_KEYS = ("engine", "framework", "backend", "arm", "variant", "impl", "implementation", "dtype",
              "precision")  # fmt: skip
 _SEED_KEYS = ("seed", "batch_id", "run", "run_id")
-_GROUPED = re.compile(r"^-?\d{1,3}(?:[,' _.]\d{3})+$")
+_GROUPED = lazy(r"^-?\d{1,3}(?:[,' _.]\d{3})+$")
 
 
 def numbers_of(document: dict[Any, Any]) -> dict[str, float]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
+
+from moexray.core.pattern import lazy
 
 __all__ = ["axis_of", "config_key", "is_combined", "role_of", "words"]
 
-_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
-_SPLIT = re.compile(r"[^a-z0-9]+")
+_CAMEL = lazy(r"(?<=[a-z0-9])(?=[A-Z])")
+_SPLIT = lazy(r"[^a-z0-9]+")
 
 
 
@@ -66,17 +67,17 @@ _CONFIG = {
     "seed": "seed",
 }
 _CONFIG_KEY = {name: key for key, names in _CONFIG.items() for name in names.split()}
-_P2L = re.compile(
+_P2L = lazy(
     r"(phys\w*|phy|slots?|replica|p)_?(to|2)_?(log\w*|experts?|l)(_|$)|(^|_)(placement|expert_location|"
     r"expert_map|global_assignments?|slot_experts?|expert_per_slot)(_|$)"
 )
-_L2P = re.compile(r"(log\w*|experts?|l)_?(to|2)_?(phys\w*|phy|slots?|p)(_|$)")
-_TOPK = re.compile(
+_L2P = lazy(r"(log\w*|experts?|l)_?(to|2)_?(phys\w*|phy|slots?|p)(_|$)")
+_TOPK = lazy(
     r"(^|_)(top_?k|selected|chosen|routed|router|routing|expert|experts|dispatch)_?(expert_?)?"
     r"(ids?|idx|idxs|index|indices|indexes|experts|choices|selection)(_|$)|^(topk|ids|choices|selection)(_|$)"
     r"|^(selected|routed|chosen)_experts(_|$)|(^|_)topk(_|$)"
 )
-_WEIGHT = re.compile(
+_WEIGHT = lazy(
     r"(^|_)(top_?k|router|routing|gate|gating|combine|expert)_?(weights?|scores?|probs?|vals?|values?)(_|$)"
     r"|^weights?$"
 )
