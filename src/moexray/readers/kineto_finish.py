@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = ["add_trace", "fill", "input_problems"]
 
 HOUR_US = 3.6e9
+LATEST_US = 9e15  # the year 2255; integers of ns end there
 EPOCH_US = 1e15  # times above this are microseconds of the epoch (2001 and later)
 CUDA = 1  # "Device Type" of CUDA memory
 SLICE_KEYS = ("category", "name", "lane", "device", "stream", "correlation", "bytes")
@@ -68,7 +69,7 @@ def _joined(parts: list[dict[str, NDArray[Any]]], key: str, kind: type) -> NDArr
 
 def _possible(ts: NDArray[np.float64], dur: NDArray[np.float64]) -> NDArray[np.bool_]:
     """Slices with a start, a length >= 0, and an end within an hour of the capture."""
-    good = np.isfinite(ts) & np.isfinite(dur) & (dur >= 0)
+    good = (np.abs(ts) < LATEST_US) & np.isfinite(dur) & (dur >= 0)
     if not good.any():
         return good
     if np.median(ts[good]) > HOUR_US:
@@ -139,7 +140,7 @@ def _comm(columns: Columns, new_row: NDArray[np.int64]) -> dict[str, Any]:
 def _memory(columns: Columns, base: int) -> dict[str, NDArray[Any]]:
     parts = columns.memory
     ts = _joined(parts, "ts_us", np.float64)
-    good = np.isfinite(ts)
+    good = np.abs(ts) < LATEST_US
     kind = _joined(parts, "type", np.int64)
     out: dict[str, NDArray[Any]] = {"ts_ns": _ns(ts[good], base)}
     for key in ("lane", "device", "address", "bytes", "allocated_bytes", "reserved_bytes"):

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError, ReadError
+from moexray.core.pattern import lazy
 from moexray.core.source import BOMS
 from moexray.readers.json_mend import Repairs, mend
 from moexray.readers.json_recover import Recovery
@@ -23,7 +24,7 @@ __all__ = ["load", "parse", "report", "to_text"]
 
 MAX_OBJECTS_BYTES = 768 << 20  # what the decoded objects may take (1 GiB in all is the bar)
 MAX_MEND_BYTES = 256 << 20  # larger damaged documents are refused: text and bytes are held at once
-LONE = re.compile(
+LONE = lazy(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
     r"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F][0-9a-fA-F]{2}"
 )
@@ -137,7 +138,7 @@ def to_text(data: bytes) -> tuple[str, Repairs, str]:
         return data.decode("utf-16-le", "replace"), repairs, "utf-16-le"
     if b"\0" in data:
         repairs.bytes += data.count(b"\0")
-        data = data.replace(b"\0", b" ")  # not glued: 12\\x0034 is not 1234
+        data = data.replace(b"\0", b" ")  # not glued: 12\x0034 is not 1234
     try:
         return data.decode("utf-8"), repairs, "utf-8"
     except UnicodeDecodeError:
