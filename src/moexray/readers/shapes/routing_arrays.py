@@ -162,7 +162,7 @@ def _clean(flat: np.ndarray, steps: np.ndarray, layers: np.ndarray, name: str, o
 
     keep = np.ones(len(flat), bool)
     tests = (("NaN", np.isnan), ("infinite", np.isinf)) if flat.dtype.kind == "f" else ()
-    bounds = (("negative", lambda a: a < 0), ("impossibly large", lambda a: a > MAX_COUNT))
+    bounds = (("negative", lambda a: a < 0), ("impossibly large", lambda a: (a > MAX_COUNT) & (a < np.inf)))
     for kind, test in (*tests, *bounds):
         bad = test(flat)
         if not bad.any():
