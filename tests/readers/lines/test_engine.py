@@ -2,6 +2,7 @@
 
 import pytest
 
+from moexray.readers.lines import words
 from text_runs import run_of
 
 P = "INFO 01-12 09:40:11 [a.py:1] "
@@ -75,6 +76,11 @@ def test_events(message):
     (row,) = [r for r in run_of(x=P + message + "\n").rows("log") if r["kind"] == kind]
     assert {k: row["fields"].get(k) for k in fields} == fields
     assert row["text"] == P + message
+
+
+@pytest.mark.parametrize("message", EVENTS, ids=range(len(EVENTS)))
+def test_each_event_holds_a_word_of_the_parser(message):
+    assert any(word in message.lower() for word in words.ENGINE)
 
 
 @pytest.mark.parametrize(
