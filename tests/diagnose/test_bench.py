@@ -54,8 +54,8 @@ def test_steps_get_slow_instead():
 
 
 def test_an_unknown_card_lowers_the_confidence():
-    rows = "batch,peak_mem_gib,tok_s\n1,10,100\n2,14,190\n4,20,370\n8,26.4,41\n"
-    finding = said({"b.csv": rows})["mem.oversubscription"]
+    runs = [{"batch": b, "peak_mem_gib": m, "tok_s": s} for b, m, s in ((1, 10, 100), (2, 14, 190), (4, 20, 370), (8, 26.4, 41))]
+    finding = said({"b.json": json.dumps(runs)})["mem.oversubscription"]
     assert finding.confidence <= 0.6
     assert finding.settle_with
 
@@ -64,3 +64,8 @@ def test_an_unknown_card_lowers_the_confidence():
                          ids=["no-cliff", "below-the-card", "less-than-3x"])
 def test_no_oversubscription(last):
     assert said(table(last)) == {}
+
+
+def test_unlike_models_are_no_cliff():
+    rows = "model,peak_mem_gib,tok_s\nsmall,10,400\nlarge,40,50\n"
+    assert said({"b.csv": rows}) == {}

@@ -155,6 +155,8 @@ def _cliff(group: list[Run1], card: float | None, limits: Limits) -> Finding | N
             continue
         if total is not None and not below <= 1.02 * total < 1.02 * peak:
             continue
+        if total is None and after.level is None:
+            continue  # rows of unlike things
         later = [s for r, s in speeds if r.figures["peak_memory_bytes"][0] >= peak]
         if max(later) >= fast:
             continue  # a single slow run

@@ -11,21 +11,18 @@ from __future__ import annotations
 import csv
 import io
 import itertools
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ReadError
+from moexray.core.pattern import lazy
 from moexray.core.source import decode
 from moexray.readers import text as text_reader
 from moexray.readers.cells import is_number, is_placeholder, quantity
-from moexray.readers.shapes import matrix, memory_stats, numerics, requests, routing_csv, smi, step_log
-from moexray.readers.shapes.bench_table import bench_table, metric_table
-from moexray.readers.shapes.latency import latency_series
-from moexray.readers.shapes.ncu import ncu_table
+from moexray.readers.shapes import first_that_takes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from moexray.core.run import Reading
     from moexray.core.source import Source
@@ -38,13 +35,13 @@ MAX_CELLS = 4_000_000  # about 400 MB; the same
 MAX_NAME = 160  # characters of a column name; a longer one is prose
 MAX_NAME_WORDS = 8
 SHOWN = 5  # ragged rows named one by one
-TIME = re.compile(r"\d{4}[-/]\d\d[-/]\d\d|\d{1,2}:\d\d:\d\d|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
-DEVICE = re.compile(r"(?:GPU|MIG)-[0-9a-f]{8}|/[\w.-]+/")
-COMMA = re.compile(r"[-+]?(?:\d{1,3}(?:\.\d{3})+|\d+),\d+(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%]\S*)?")
-GROUPS = re.compile(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+")
-RULER = re.compile(r"[\s|:+=-]+")
-RULERS = re.compile(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?")  # below a Markdown header
-PROSE = re.compile(r": |=|[({\[]$|^[\[({]")
+TIME = lazy(r"\d{4}[-/]\d\d[-/]\d\d|\d{1,2}:\d\d:\d\d|[0-9a-fA-F]{8}-[0-9a-fA-F]{4}-")
+DEVICE = lazy(r"(?:GPU|MIG)-[0-9a-f]{8}|/[\w.-]+/")
+COMMA = lazy(r"[-+]?(?:\d{1,3}(?:\.\d{3})+|\d+),\d+(?:[eE][-+]?\d+)?(?:\s*[A-Za-z%]\S*)?")
+GROUPS = lazy(r"[-+]?[1-9]\d{0,2}(?:,\d{3})+")
+RULER = lazy(r"[\s|:+=-]+")
+RULERS = lazy(r"\s*\|?(?:\s*:?-{2,}:?\s*\|)+(?:\s*:?-{2,}:?\s*)?")  # below a Markdown header
+PROSE = lazy(r": |=|[({\[]$|^[\[({]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,22 +75,23 @@ class Grid:
 
 
 # Each takes (grid, source, out) and returns whether the table was its own. First yes wins.
-SHAPES: tuple[Callable[[Grid, Source, Reading], bool], ...] = (
-    smi.query_gpu,
-    smi.query_apps,
-    memory_stats.memory_stats_csv,
-    matrix.read_table,
-    routing_csv.read_csv,
-    ncu_table,
-    numerics.logprob_table,
-    numerics.score_table,
-    requests.token_table,
-    requests.request_table,
-    step_log.step_table,
-    latency_series,
-    bench_table,
-    metric_table,
-    memory_stats.load_csv,
+SHAPES: tuple[str, ...] = (
+    "moexray.readers.shapes.smi:query_gpu",
+    "moexray.readers.shapes.smi:query_apps",
+    "moexray.readers.shapes.bench_table:card_table",
+    "moexray.readers.shapes.memory_stats:memory_stats_csv",
+    "moexray.readers.shapes.matrix:read_table",
+    "moexray.readers.shapes.routing_csv:read_csv",
+    "moexray.readers.shapes.ncu:ncu_table",
+    "moexray.readers.shapes.numerics:logprob_table",
+    "moexray.readers.shapes.numerics:score_table",
+    "moexray.readers.shapes.requests:token_table",
+    "moexray.readers.shapes.requests:request_table",
+    "moexray.readers.shapes.step_log:step_table",
+    "moexray.readers.shapes.latency:latency_series",
+    "moexray.readers.shapes.bench_table:bench_table",
+    "moexray.readers.shapes.bench_table:metric_table",
+    "moexray.readers.shapes.memory_stats:load_csv",
 )
 
 
@@ -129,7 +127,7 @@ def read(source: Source, out: Reading) -> None:
     text, encoding = decode(_content(source, out))
     taken = 0
     for grid in parse(text, out):
-        if any(shape(grid, source, out) for shape in SHAPES):
+        if first_that_takes(SHAPES, grid, source, out):
             taken += 1
             _judge(grid, out)
     if taken:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from moexray.core.source import Source
     from moexray.readers.csv_file import Grid
 
-__all__ = ["bench_table", "metric_table"]
+__all__ = ["bench_table", "card_table", "metric_table"]
 
 FROM = word_set("t_from start t_start from begin t0 start_time window_start t_begin")
 TO = word_set("t_to end t_end to stop t1 end_time window_end t_stop")
@@ -71,6 +71,14 @@ def bench_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG0
             )
     out.rows = before + len(grid.rows)  # a record is a row of the table, not a figure in it
     return True
+
+
+def card_table(grid: Grid, source: Source, out: Reading) -> bool:
+    """A sweep over the load that gives speed, peak memory and the card's memory; else no."""
+    roles = _roles(grid) if grid.header else Roles()
+    figures = {f for f, _ in roles.figures.values()}
+    sized = {"peak_memory_bytes", "memory_total_bytes"} <= figures
+    return bool(sized and roles.levels and len(figures) > 2) and bench_table(grid, source, out)
 
 
 def _roles(grid: Grid) -> Roles:
