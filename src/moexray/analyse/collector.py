@@ -13,6 +13,8 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -23,7 +25,7 @@ __all__ = ["CollectorLine", "collector_lines", "lines_in"]
 QUARTER_S = 900.0
 ZONES_S = 14 * 3600.0
 FIRST_YEARS_S = 4 * 365 * 86_400.0  # a log without a year counts from 1970
-PARTS = re.compile(r"(EP|DP|TP|RANK|WORKER_)[ _]?(\d+)", re.IGNORECASE)
+PARTS = lazy(r"(EP|DP|TP|RANK|WORKER_)[ _]?(\d+)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

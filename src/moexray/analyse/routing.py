@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.analyse.routing_pages import counts_of_pages
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,8 +24,8 @@ __all__ = ["Load", "Mismatch", "config", "folder", "loads", "rank_of"]
 
 WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
-_RANK = re.compile(r"(?:rank|_r|_|ep|tp|dp|gpu)[_-]?(\d+)(?=\D*$)", re.IGNORECASE)
-_NAMED_RANK = re.compile(r"(?:rank|ep_?|gpu)[_-]?\d+(?=\D*$)", re.IGNORECASE)
+_RANK = lazy(r"(?:rank|_r|_|ep|tp|dp|gpu)[_-]?(\d+)(?=\D*$)", re.IGNORECASE)
+_NAMED_RANK = lazy(r"(?:rank|ep_?|gpu)[_-]?\d+(?=\D*$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

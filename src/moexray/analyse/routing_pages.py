@@ -6,10 +6,11 @@ difference of neighbouring cumulative buckets; quantiles of it mean nothing.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -18,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["counts_of_pages"]
 
-_BUCKETS = re.compile(r"eplb_gpu_physical_count_bucket$")
-_EXPERTS = re.compile(r"(tokens?_(routed_)?(to|per)_expert|expert_(tokens?|load|count))(_total)?$")
+_BUCKETS = lazy(r"eplb_gpu_physical_count_bucket$")
+_EXPERTS = lazy(r"(tokens?_(routed_)?(to|per)_expert|expert_(tokens?|load|count))(_total)?$")
 _LAYER = ("layer", "layer_idx", "layer_id")
 _UNIT = ("logical_expert_id", "logical_expert", "expert", "expert_id", "expert_idx", "ep_rank", "rank", "gpu")
 

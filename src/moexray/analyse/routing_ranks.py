@@ -14,6 +14,7 @@ import numpy as np
 
 from moexray.analyse.routing import config, folder
 from moexray.analyse.routing_stats import by_chance
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from moexray.analyse.routing import Load
@@ -26,7 +27,7 @@ __all__ = [
 
 MAX_BLOCKS = 64
 _EP_OPTIONS = ("ep_size", "expert_parallel_size", "moe_ep_size", "ep", "moe_expert_parallel_size")
-_EP_WORKER = re.compile(r"\bEP[ _]?(?:rank[ _])?(\d+)\b", re.IGNORECASE)
+_EP_WORKER = lazy(r"\bEP[ _]?(?:rank[ _])?(\d+)\b", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,14 +15,15 @@ import numpy as np
 
 from moexray.analyse.snapshot import INACTIVE, Columns, Shot, is_action
 from moexray.analyse.snapshot_history import killers
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["Repeat", "Zone", "hot_zones", "repeats", "steps_of"]
 
-STEP_WORDS = re.compile(r"step|iter|batch|forward|decode|generate|token", re.IGNORECASE)
-DIGITS = re.compile(r"\d+")
+STEP_WORDS = lazy(r"step|iter|batch|forward|decode|generate|token", re.IGNORECASE)
+DIGITS = lazy(r"\d+")
 MAX_KEYS = 50  # sizes and call sites that are followed one by one
 BLOCK = 512  # bytes, the smallest block (c10 kMinBlockSize)
 SHARE_ALIVE = 0.25  # more of them alive at once are a working set that grows, no temporary

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moexray.core.pattern import lazy
 from moexray.core.tables.timeline import CATEGORIES
 
 if TYPE_CHECKING:
@@ -40,16 +41,16 @@ KERNEL, MEMCPY, MEMSET, RUNTIME, DRIVER, OPERATOR, ANNOTATION, PYTHON, SYNC = (
 )
 # Annotations that mark engine or training steps, best first; the first that occurs is taken.
 STEP_NAMES = (
-    re.compile(r"ProfilerStep#(\d+)"),
-    re.compile(r"execute_(?:model|(?:\d+_)?context|new_|batch)", re.IGNORECASE),
-    re.compile(r"step\[|(?:decode|forward|engine|train|model)_?step\b", re.IGNORECASE),
-    re.compile(r"(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE),
+    lazy(r"ProfilerStep#(\d+)"),
+    lazy(r"execute_(?:model|(?:\d+_)?context|new_|batch)", re.IGNORECASE),
+    lazy(r"step\[|(?:decode|forward|engine|train|model)_?step\b", re.IGNORECASE),
+    lazy(r"(?:step|iter(?:ation)?)[ _#:=]*(\d+)$", re.IGNORECASE),
 )
-LAUNCH = re.compile(r"(?:cuda|hip|cu|xpu)\w*Launch\w*")
+LAUNCH = lazy(r"(?:cuda|hip|cu|xpu)\w*Launch\w*")
 # A kernel marks steps if it runs at least 8 times over most of the trace, mostly at like distances.
 PERIOD_LEAST, PERIOD_SPAN, PERIOD_SPREAD, PERIOD_SHARE, PERIOD_TRIES = 8, 0.8, 0.25, 0.6, 40
 # Kernels that move data between ranks (or wait for it), by library; a maintained table.
-COMM_KERNELS = re.compile(
+COMM_KERNELS = lazy(
     r"nccl(?:Dev)?Kernel|ncclGenericKernel|ncclSymDevKernel|ncclDevFunc|rccl\w*Kernel|msccl"
     r"|\b(?:deep_)?ep::(?:\w+::)*(?:dispatch(?![a-z])|combine(?![a-z])|\w*notify\w*|\w*barrier\w*|clean\w*)"
     r"|nvshmem|rocshmem|mori::|pplx\w*::?\w*(?:dispatch|combine)|hybrid_ep"

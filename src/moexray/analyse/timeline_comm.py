@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.analyse.timeline import ANNOTATION, DRIVER, RUNTIME, captures, profiles
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,12 +25,12 @@ if TYPE_CHECKING:
 __all__ = ["Capture", "Collectives", "Offset", "launch_times", "match", "op_name", "survey"]
 
 # Point-to-point and rooted operations: one side waits by design, its shorter partner is not late.
-ONE_SIDED = re.compile(
+ONE_SIDED = lazy(
     r"(?:^|[^a-z])(?:i?send|i?recv|batch_isend_irecv|coalesced)$"
     r"|^_?(?:broadcast|reduce|gather|scatter)(?:_oop|_single)?$|Kernel_(?:Broadcast|Reduce)_",
     re.IGNORECASE,
 )
-POINT_TO_POINT = re.compile(r"^nccl:(?:i?send|i?recv)\b", re.IGNORECASE)
+POINT_TO_POINT = lazy(r"^nccl:(?:i?send|i?recv)\b", re.IGNORECASE)
 MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
 MIN_TOLERANCE_NS = 50_000
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moexray.analyse.timeline import ANNOTATION, DRIVER, OPERATOR, PYTHON, RUNTIME, SYNC, Cover
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -25,27 +26,27 @@ __all__ = [
 ]  # fmt: skip
 
 SUFFIX = r"(?:_v\d+|_ptsz|_ptds)*$"  # Nsight appends the version of the entry point
-ALLOCATE = re.compile(
+ALLOCATE = lazy(
     r"^(?:cuda|hip)Malloc(?:Async|Managed|FromPoolAsync)?"
     + SUFFIX
     + r"|^(?:cu|hip)Mem(?:Alloc|AllocManaged|AllocAsync|Create|Map|SetAccess|AddressReserve)"
     + SUFFIX
 )
-RELEASE = re.compile(
+RELEASE = lazy(
     r"^(?:cuda|hip)Free(?:Async)?"
     + SUFFIX
     + r"|^(?:cu|hip)Mem(?:Free|FreeAsync|Unmap|Release|AddressFree)"
     + SUFFIX
 )
-DEVICE_MEMORY = re.compile(f"{ALLOCATE.pattern}|{RELEASE.pattern}")
-EMPTY_CACHE = re.compile(r"\bempty_?cache\b", re.IGNORECASE)
-COLLECT = re.compile(r"(?:\b|_)gc(?:\b|_)|garbage[ _]?collect", re.IGNORECASE)
-COMPILE = re.compile(
+DEVICE_MEMORY = lazy(f"{ALLOCATE.pattern}|{RELEASE.pattern}")
+EMPTY_CACHE = lazy(r"\bempty_?cache\b", re.IGNORECASE)
+COLLECT = lazy(r"(?:\b|_)gc(?:\b|_)|garbage[ _]?collect", re.IGNORECASE)
+COMPILE = lazy(
     r"compiler?\.py|\bcompile\b|make_cubin|triton/runtime/jit|nvrtcCompile|_inductor/|torch/_dynamo"
     r"|deep_?gemm/jit|cuModuleLoad|cuLibraryLoad|cudaLibraryLoad|hipModuleLoad|\bjit[_ ](?:compile|build)",
     re.IGNORECASE,
 )
-REARRANGE = re.compile(r"eplb|rearrang|rebalance_?expert|expert_?(?:move|transfer|migrat)", re.IGNORECASE)
+REARRANGE = lazy(r"eplb|rearrang|rebalance_?expert|expert_?(?:move|transfer|migrat)", re.IGNORECASE)
 TRIFLE_NS = 50_000  # a release below this had nothing to wait for: start-up
 MOSTLY = 0.5  # share of a silence that a record must cover to explain it
 BUSY = 0.2  # share of a silence in which the device may compute and the silence still costs time

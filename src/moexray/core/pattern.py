@@ -6,7 +6,7 @@ A reader declares hundreds of patterns; compiling them all takes longer than ans
 from __future__ import annotations
 
 import re
-from typing import Any, cast
+from typing import Any, AnyStr, cast
 
 __all__ = ["lazy"]
 
@@ -16,22 +16,23 @@ METHODS = ("search", "match", "fullmatch", "finditer", "findall", "sub", "subn",
 class _Lazy:
     """Stands for a compiled pattern; after the first use its methods are the compiled pattern's own."""
 
-    def __init__(self, text: str, flags: int) -> None:
+    def __init__(self, text: str | bytes, flags: int) -> None:
         self._given = (text, flags)
 
     def __getattr__(self, name: str) -> Any:
         if name not in METHODS:
             raise AttributeError(name)
-        made = re.compile(*self._given)
+        text, flags = self._given
+        made: Any = re.compile(text, flags)
         for method in METHODS:
             self.__dict__[method] = getattr(made, method)
         return self.__dict__[name]
 
 
-def lazy(pattern: str, flags: int | re.RegexFlag = 0) -> re.Pattern[str]:
+def lazy(pattern: AnyStr, flags: int | re.RegexFlag = 0) -> re.Pattern[AnyStr]:
     """Like re.compile, but compiles on first use; a fault in the pattern shows then.
 
     Returns:
         An object with the methods of a compiled pattern (not one for re.sub(pattern, ...)).
     """
-    return cast("re.Pattern[str]", _Lazy(pattern, int(flags)))
+    return cast("re.Pattern[AnyStr]", _Lazy(pattern, int(flags)))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.analyse.arms import Arm, arms, time_ratio
 from moexray.analyse.balance_lines import Balance, balances, countdowns
 from moexray.analyse.engine_log import compilations
 from moexray.core.finding import Evidence, Finding, Subject, pairs
+from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
 __all__ = ["async_stuck", "little_to_gain", "rebalance_cost"]
 
-ON = re.compile(r"(?<![a-z])(?:on|with|enabled?|true|eplb|balanced|rebalanc\w*|rearrang\w*|1)(?![a-z])")
-OFF = re.compile(
+ON = lazy(r"(?<![a-z])(?:on|with|enabled?|true|eplb|balanced|rebalanc\w*|rearrang\w*|1)(?![a-z])")
+OFF = lazy(
     r"(?<![a-z])(?:off|no|without|w/o|disabled?|false|base|baseline|none|vanilla|default|0)(?![a-z])"
 )
 SURE_OVERSHOOT = 0.1  # of the interval; a smaller negative countdown may still be a slow move

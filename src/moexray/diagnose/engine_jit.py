@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from moexray.analyse.engine_log import compilations
 from moexray.core.finding import Evidence, Finding, pairs
+from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["cold_runs", "compile_skew"]
 
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "tokens_per_s", "requests_per_s", "steps_per_s")
-STATED = re.compile(r"(?:after|limit|timeout)[ =:(]*(\d+(?:\.\d+)?) ?(ms|s|sec|seconds)\b", re.IGNORECASE)
+STATED = lazy(r"(?:after|limit|timeout)[ =:(]*(\d+(?:\.\d+)?) ?(ms|s|sec|seconds)\b", re.IGNORECASE)
 LEAST_RUNS = 3  # a first run and two that agree
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from moexray.analyse.numerics import arms, difference_error, largest_difference
 from moexray.core.finding import Evidence, Finding, pairs
+from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["batch_variance", "precision_regression"]
 
 SHOWN = 6
-PRECISION = re.compile(r"accura|degrad|numeric|quality", re.IGNORECASE)
+PRECISION = lazy(r"accura|degrad|numeric|quality", re.IGNORECASE)
 
 
 def precision_regression(run: Run, limits: Limits) -> list[Finding]:

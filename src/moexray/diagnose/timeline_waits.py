@@ -11,6 +11,7 @@ from moexray.analyse.timeline import KERNEL, Cover
 from moexray.analyse.timeline_comm import op_name
 from moexray.analyse.timeline_late import late_ranks, slow_columns, waited
 from moexray.core.finding import Evidence, Finding, Subject, pairs
+from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ __all__ = ["late_table", "waits"]
 
 MS = 1e6
 DEFAULT = "its default, as no other was given"
-WATCHED = re.compile(r"[nr]ccl", re.IGNORECASE)  # only these pass the process group's watchdog
+WATCHED = lazy(r"[nr]ccl", re.IGNORECASE)  # only these pass the process group's watchdog
 # Options of launchers and engines that set it -> seconds per unit.
 TIMEOUT_KEYS = {
     "distributed_timeout_seconds": 1.0,

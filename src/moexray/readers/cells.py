@@ -7,9 +7,10 @@ with separators inside ("1,024") has two readings and is no number here.
 from __future__ import annotations
 
 import math
-import re
 from functools import lru_cache
 from typing import TYPE_CHECKING
+
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from moexray.core.run import Reading
@@ -28,10 +29,10 @@ __all__ = [
     "words",
 ]
 
-NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
-WITH_UNIT = re.compile(r"(" + NUMBER.pattern + r")\s*([A-Za-z%µμ][A-Za-z%/µμ]*(?:/s(?:ec)?)?)?")
+NUMBER = lazy(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+WITH_UNIT = lazy(r"(" + NUMBER.pattern + r")\s*([A-Za-z%µμ][A-Za-z%/µμ]*(?:/s(?:ec)?)?)?")
 PLACEHOLDERS = frozenset(("", "-", "--", "n/a", "na", "null", "none", "nil", "#n/a", "?", "*"))
-BRACKETS = re.compile(r"\[[A-Za-z][A-Za-z /]*\]")
+BRACKETS = lazy(r"\[[A-Za-z][A-Za-z /]*\]")
 SHOWN = 8  # dirty cells named one by one
 
 # unit as written, lower case -> (kind, factor to the base unit: s, bytes, per_s, ratio)
@@ -53,9 +54,9 @@ BASE: dict[str, tuple[str, float]] = {
     "req/sec": ("per_s", 1.0), "per sec": ("per_s", 1.0), "per s": ("per_s", 1.0), "tps": ("per_s", 1.0),
     "rps": ("per_s", 1.0), "1/s": ("per_s", 1.0), "per second": ("per_s", 1.0),
 }
-IN_BRACKETS = re.compile(r"^(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]\s*$")
-_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
-_SPLIT = re.compile(r"[^a-z0-9.%]+")
+IN_BRACKETS = lazy(r"^(.*?)\s*[\[(]\s*([^\])]+?)\s*[\])]\s*$")
+_CAMEL = lazy(r"(?<=[a-z])(?=[A-Z])")
+_SPLIT = lazy(r"[^a-z0-9.%]+")
 
 
 def is_placeholder(cell: str) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.stamp import epoch, iso_seconds
 
 if TYPE_CHECKING:
@@ -31,19 +32,19 @@ NUMBERS = (
     "sm_mhz", "sm_max_mhz", "power_w", "power_limit_w", "temp_c",
 )  # fmt: skip
 
-QUANTITY = re.compile(r"([-+]?\d+(?:[.,]\d+)?)\s*([A-Za-z%°µ]*)")
+QUANTITY = lazy(r"([-+]?\d+(?:[.,]\d+)?)\s*([A-Za-z%°µ]*)")
 SIZES = {
     "": 1 << 20, "b": 1, "bytes": 1, "kib": 1 << 10, "kb": 1 << 10, "mib": 1 << 20, "mb": 1 << 20,
     "gib": 1 << 30, "gb": 1 << 30, "tib": 1 << 40,
 }  # fmt: skip
-LOST = re.compile(r"gpu is lost|fallen off the bus", re.IGNORECASE)
-ERROR = re.compile(r"err!|unknown error|gpu requires reset|reset required|gpu access blocked", re.IGNORECASE)
-DENIED = re.compile(
+LOST = lazy(r"gpu is lost|fallen off the bus", re.IGNORECASE)
+ERROR = lazy(r"err!|unknown error|gpu requires reset|reset required|gpu access blocked", re.IGNORECASE)
+DENIED = lazy(
     r"n/?a|not (?:supported|available|found)|requested functionality has been deprecated|none|null"
     r"|-+|unknown|\?",
     re.IGNORECASE,
 )
-FORBIDDEN = re.compile(r"insufficient permissions?|no permissions?", re.IGNORECASE)
+FORBIDDEN = lazy(r"insufficient permissions?|no permissions?", re.IGNORECASE)
 # NVML's bits of nvmlClocksEventReasons (nvml.h).
 BITS = (
     (0x1, "gpu_idle"), (0x2, "applications_clocks_setting"), (0x4, "sw_power_cap"), (0x8, "hw_slowdown"),
@@ -192,8 +193,8 @@ def _same(text: str) -> str:
     return text
 
 
-CLOCK = re.compile(r"(\d{1,2}):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?:\s*([AaPp])\.?[Mm]\.?)?")
-DAY_TIME = re.compile(r"(\d{4})(\d\d)(\d\d)[ T_-]+(.*)")
+CLOCK = lazy(r"(\d{1,2}):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(?:\s*([AaPp])\.?[Mm]\.?)?")
+DAY_TIME = lazy(r"(\d{4})(\d\d)(\d\d)[ T_-]+(.*)")
 # Opening letters of month names that locales print, without accents.
 MONTHS = (
     ("jan", "ene", "gen", "sty"), ("feb", "fev", "fév", "lut"), ("mar", "mär", "mrz", "mrt"),

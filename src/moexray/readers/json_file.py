@@ -6,28 +6,15 @@ come this way when they are sound: readers/kineto.py reads them typed and fast.
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moexray.core.errors import ReadError
+from moexray.core.pattern import lazy
 from moexray.core.source import decode
 from moexray.readers import kineto, text
-from moexray.readers.shapes import (
-    flight,
-    groups,
-    matrix,
-    memory_stats,
-    numerics,
-    requests,
-    routing,
-    snapshot,
-    step_log,
-)
-from moexray.readers.shapes.bench_json import bench_json
-from moexray.readers.shapes.prom_json import prom_json
+from moexray.readers.shapes import first_that_takes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from moexray.core.run import Reading
     from moexray.core.source import Source
@@ -36,25 +23,25 @@ __all__ = ["SHAPES", "read", "sniff"]
 
 # Each takes (document, source, out) and returns whether the document was its own. JSON lines
 # arrive as a list of objects. First yes wins.
-SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
-    kineto.from_document,
-    snapshot.shape,
-    flight.read,
-    memory_stats.memory_stats,
-    matrix.read_json,
-    groups.read,
-    prom_json,
-    routing.read_json,
-    requests.token_json,
-    step_log.step_json,
-    numerics.logprob_json,
-    numerics.score_json,
-    bench_json,
+SHAPES: tuple[str, ...] = (
+    "moexray.readers.kineto:from_document",
+    "moexray.readers.shapes.snapshot:shape",
+    "moexray.readers.shapes.flight:read",
+    "moexray.readers.shapes.memory_stats:memory_stats",
+    "moexray.readers.shapes.matrix:read_json",
+    "moexray.readers.shapes.groups:read",
+    "moexray.readers.shapes.prom_json:prom_json",
+    "moexray.readers.shapes.routing:read_json",
+    "moexray.readers.shapes.requests:token_json",
+    "moexray.readers.shapes.step_log:step_json",
+    "moexray.readers.shapes.numerics:logprob_json",
+    "moexray.readers.shapes.numerics:score_json",
+    "moexray.readers.shapes.bench_json:bench_json",
 )
 
 
 # A line of numbers in brackets; "[0] text" and "[1,0]<stdout>" open log lines, not arrays.
-NUMBERS = re.compile(rb"\[\s*(?:-?[0-9.][0-9.eE+-]*\s*,\s*)*-?[0-9.][0-9.eE+-]*\s*(?:\]\s*(?:[,\]]|$)|,?$)")
+NUMBERS = lazy(rb"\[\s*(?:-?[0-9.][0-9.eE+-]*\s*,\s*)*-?[0-9.][0-9.eE+-]*\s*(?:\]\s*(?:[,\]]|$)|,?$)")
 
 
 def sniff(head: bytes) -> bool:
@@ -81,9 +68,8 @@ def read(source: Source, out: Reading) -> None:
     if kineto.looks_like_trace(source.head) and kineto.read(source, out):
         return
     document = load(source, out)
-    for shape in SHAPES:
-        if shape(document, source, out):
-            return
+    if first_that_takes(SHAPES, document, source, out):
+        return
     repairs, out.problems = out.problems, []
     text.read(source, out)
     if not out.rows:

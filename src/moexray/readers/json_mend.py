@@ -11,6 +11,8 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+from moexray.core.pattern import lazy
+
 __all__ = ["Mended", "Repairs", "mend"]
 
 MAX_SPAN = 1 << 20  # characters of one value that we try to mend
@@ -18,7 +20,7 @@ MAX_TOKENS = 200_000
 MAX_DEPTH = 200
 NAMED = 12  # damaged records that are named
 
-TOKEN = re.compile(
+TOKEN = lazy(
     r"""(?P<space>[ \t\r\n]+)
     |(?P<str>"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*")
     |(?P<bad>"(?:[^"\\]|\\.)*")
@@ -34,8 +36,8 @@ MISSING = frozenset(
     for word in (stem, "-" + stem, "+" + stem)
 ) | {"n/a", "na", "none", "nil", "undefined", "null"}
 BOOLS = {"true": "true", "false": "false"}
-LOOSE_NUMBER = re.compile(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
-ESCAPE = re.compile(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\|[\x00-\x1f]|\"")
+LOOSE_NUMBER = lazy(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+ESCAPE = lazy(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\|[\x00-\x1f]|\"")
 
 
 @dataclass(slots=True)

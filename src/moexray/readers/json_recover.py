@@ -9,14 +9,15 @@ import json
 import re
 from typing import Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.json_mend import Repairs, mend
 
 __all__ = ["Recovery"]
 
 NEAR = 1 << 16  # a fault this close to the start of a record is mended; farther: go into the record
 MAX_LEVELS = 12  # containers that are entered by hand
-SPACE = re.compile(r"[ \t\r\n,]*")
-FIRST_KEY = re.compile(r'\{\s*"([^"\\]{1,64})"\s*:')
+SPACE = lazy(r"[ \t\r\n,]*")
+FIRST_KEY = lazy(r'\{\s*"([^"\\]{1,64})"\s*:')
 
 
 class _Counting:

@@ -10,6 +10,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import ReadError
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,11 +26,11 @@ HUGE_BYTES = 500 << 20  # above this, raw, Chrome's and Perfetto's viewers give 
 STREAM_BYTES = 256 << 20  # above this the content is not held in memory at once
 PIECE = 8 << 20
 SIGNS = (b'"traceEvents"', b'"deviceProperties"')
-ARRAY = re.compile(rb'\s*\[\s*\{[^{}]{0,2000}?"ph"\s*:\s*"[A-Za-z]"')
+ARRAY = lazy(rb'\s*\[\s*\{[^{}]{0,2000}?"ph"\s*:\s*"[A-Za-z]"')
 RANK_IN_NAME = (
-    re.compile(r"(?:^|[^a-z])(?:global_?)?rank[-_ .]?([0-9]{1,5})(?![0-9])", re.IGNORECASE),
-    re.compile(r"(?:^|[^a-z])worker[-_ ]?([0-9]{1,5})_step", re.IGNORECASE),
-    re.compile(r"[-_]TP[-_]?([0-9]{1,4})(?![0-9])(?!.*[-_]DP)"),
+    lazy(r"(?:^|[^a-z])(?:global_?)?rank[-_ .]?([0-9]{1,5})(?![0-9])", re.IGNORECASE),
+    lazy(r"(?:^|[^a-z])worker[-_ ]?([0-9]{1,5})_step", re.IGNORECASE),
+    lazy(r"[-_]TP[-_]?([0-9]{1,4})(?![0-9])(?!.*[-_]DP)"),
 )
 
 

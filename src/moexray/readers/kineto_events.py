@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
@@ -17,8 +19,8 @@ __all__ = ["Args", "Document", "Event", "Part", "convert", "decode_document", "d
 
 CHUNK_BYTES = 4 << 20  # events are decoded in pieces of this size: bounded memory, warm caches
 MAX_EVENT_BYTES = 64 << 20  # without an event boundary in this many bytes it is no event list
-OPENING = re.compile(rb'"traceEvents"\s*:\s*\[')
-FIRST_KEY = re.compile(rb'\s*\{\s*"([^"\\]{1,64})"\s*:')
+OPENING = lazy(rb'"traceEvents"\s*:\s*\[')
+FIRST_KEY = lazy(rb'\s*\{\s*"([^"\\]{1,64})"\s*:')
 
 
 class Args(msgspec.Struct, frozen=True, gc=False):

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from functools import lru_cache
+
+from moexray.core.pattern import lazy
 
 __all__ = ["canonical", "engine_of", "join_labels"]
 
@@ -37,10 +38,10 @@ NAMES: dict[str, tuple[str, ...]] = {
 }
 COUNTERS = frozenset(("preemptions", "generation_tokens", "prompt_tokens", "requests_done"))
 _BY_NAME = {name: canon for canon, names in NAMES.items() for name in names}
-_PREFIX = re.compile(
+_PREFIX = lazy(
     r"^(?:ray_)?(?:vllm|sglang|sgl|trtllm|trt_llm|tensorrt_llm|tgi|lmdeploy|nv_trt_llm|dynamo)_"
 )
-_SUFFIX = re.compile(r"_(total|bucket|sum|count|created)$")
+_SUFFIX = lazy(r"_(total|bucket|sum|count|created)$")
 # Triton's backend keeps one family with the meaning in a label
 _TRITON = {
     ("request_metrics", "active"): "requests_running",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +11,8 @@ from moexray.core.errors import LimitError, ReadError
 from moexray.core.source import MAX_LOAD_BYTES
 
 if TYPE_CHECKING:
+    import zipfile
+
     import numpy as np
 
     from moexray.core.run import Reading
@@ -20,10 +21,16 @@ if TYPE_CHECKING:
 __all__ = ["read", "sniff"]
 
 MAGIC = b"\x93NUMPY"
-DAMAGE = (
-    ReadError, zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError, RuntimeError, ValueError,
-    IndexError, struct.error, OSError,
-)  # fmt: skip
+
+
+
+def _damage() -> tuple[type[Exception], ...]:
+    """What a damaged archive or array may raise."""
+    import zipfile
+
+    zip_errors = (zipfile.BadZipFile, zlib.error, NotImplementedError)
+    return (ReadError, *zip_errors, EOFError, RuntimeError, ValueError, IndexError, struct.error, OSError,
+            SyntaxError, TypeError, MemoryError)  # fmt: skip
 
 
 def sniff(head: bytes) -> bool:
@@ -62,6 +69,8 @@ def read(source: Source, out: Reading) -> None:
 
 
 def _members(data: bytes, source: Source, out: Reading) -> dict[str, Any]:
+    import zipfile
+
     arrays: dict[str, Any] = {}
     total = 0
     try:
@@ -72,12 +81,12 @@ def _members(data: bytes, source: Source, out: Reading) -> dict[str, Any]:
                 name = info.filename.removesuffix(".npy")
                 try:
                     arrays[name] = _array(archive.read(info), name, source)
-                except DAMAGE as why:
+                except _damage() as why:
                     text = f"array {name} cannot be read ({why.what if isinstance(why, ReadError) else why})"
                     out.problem("input.truncated", text, where=name, lost=None)
     except LimitError:
         raise
-    except DAMAGE as why:
+    except _damage() as why:
         text = f"the zip archive is damaged ({why})"
         raise ReadError(text, where=source.path, hint="copy it again") from why
     return arrays
@@ -94,5 +103,5 @@ def _array(data: bytes, name: str, source: Source) -> np.ndarray:
 
     try:
         return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
-    except (*DAMAGE, SyntaxError, TypeError, MemoryError) as why:
+    except _damage() as why:
         raise ReadError(f"{name} is damaged or holds pickled objects ({why})", where=source.path) from why

@@ -7,7 +7,6 @@ is recorded.
 
 from __future__ import annotations
 
-import sqlite3
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError, ReadError
@@ -15,6 +14,8 @@ from moexray.core.tables.timeline import CATEGORIES
 from moexray.readers.kineto import rank_in_name
 
 if TYPE_CHECKING:
+    import sqlite3
+
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
@@ -51,6 +52,8 @@ def read(source: Source, out: Reading) -> None:
         LimitError: a packed export too large to be opened in memory.
         ReadError: a database without event tables, or a damaged one.
     """
+    import sqlite3
+
     try:
         connection = _open(source)
         try:
@@ -66,6 +69,8 @@ def read(source: Source, out: Reading) -> None:
 
 
 def _open(source: Source) -> sqlite3.Connection:
+    import sqlite3
+
     if source.file is not None and not source.compression:
         path = source.file.resolve().as_uri()
         connection = sqlite3.connect(f"{path}?mode=ro&immutable=1", uri=True)
@@ -95,6 +100,8 @@ def _open(source: Source) -> sqlite3.Connection:
 
 def _allow(action: int, table: str | None, _column: str | None, _base: str | None, _by: str | None) -> int:
     """Reading of the event tables only; no functions, views, attachments or writes."""
+    import sqlite3
+
     if action == sqlite3.SQLITE_SELECT:
         return sqlite3.SQLITE_OK
     if action == sqlite3.SQLITE_READ and table in NEEDED | OTHERS:

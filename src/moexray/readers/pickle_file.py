@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moexray.core.errors import ReadError
-from moexray.readers.shapes import flight, routing, snapshot
+from moexray.core.pattern import lazy
+from moexray.readers.shapes import first_that_takes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
 
     from moexray.core.run import Reading
     from moexray.core.source import Source
@@ -17,15 +16,15 @@ if TYPE_CHECKING:
 __all__ = ["SHAPES", "read", "sniff"]
 
 # Each takes (document, source, out) and returns whether the document was its own. First yes wins.
-SHAPES: tuple[Callable[[Any, Source, Reading], bool], ...] = (
-    snapshot.shape,
-    flight.read,
-    routing.read_pickle,
+SHAPES: tuple[str, ...] = (
+    "moexray.readers.shapes.snapshot:shape",
+    "moexray.readers.shapes.flight:read",
+    "moexray.readers.shapes.routing:read_pickle",
 )
 
 
 # A pickle of protocol 0 that begins with a name to import or call.
-GLOBAL_FIRST = re.compile(rb"\(*[ci][A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n[()\]}pqNRtS0-9X.]")
+GLOBAL_FIRST = lazy(rb"\(*[ci][A-Za-z_][\w.]*\n[A-Za-z_][\w.]*\n[()\]}pqNRtS0-9X.]")
 
 
 def sniff(head: bytes) -> bool:
@@ -41,13 +40,13 @@ def read(source: Source, out: Reading) -> None:
     """Loads the pickle safely and gives it to the first shape that knows it."""
     from moexray.readers.safe_pickle import load
     from moexray.readers.safe_pickle_tape import FAST_BYTES, load_tape
+    from moexray.readers.shapes import snapshot
 
     if len(data := source.data()) >= FAST_BYTES:
         tape = load_tape(data)
         if tape is not None and snapshot.from_tape(tape, source, out):
             return
     document = load(source, out)
-    for shape in SHAPES:
-        if shape(document, source, out):
-            return
+    if first_that_takes(SHAPES, document, source, out):
+        return
     raise ReadError("a pickle of no known shape", where=source.path, hint="see docs/capture.md")

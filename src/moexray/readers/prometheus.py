@@ -10,10 +10,10 @@ import io
 import math
 import re
 from dataclasses import dataclass, field
-from statistics import median
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ReadError
+from moexray.core.pattern import lazy
 from moexray.core.source import decode
 from moexray.readers.metric_names import canonical, engine_of, join_labels
 
@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 
 __all__ = ["add_scrape", "read", "sniff"]
 
-SAMPLE = re.compile(
+SAMPLE = lazy(
     r'([a-zA-Z_:][\w:.]*)\s*(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?'
     r"\s+([-+]?[\w.+-]+)(?:\s+([-+]?[\d.eE+]+))?\s*(?:#.*)?$"
 )
-LABEL = re.compile(r'([a-zA-Z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
-SUFFIX = re.compile(r"_(?:total|bucket|sum|count|created)$")
-META = re.compile(r"#\s+(HELP|TYPE|UNIT|EOF)\b(?:\s+(\S+))?(?:\s+(\S+))?")
-ERROR_TITLE = re.compile(r"<(?:title|h1)[^>]*>\s*([^<]{3,80}?)\s*<", re.IGNORECASE)
-ERROR_TEXT = re.compile(
+LABEL = lazy(r'([a-zA-Z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
+SUFFIX = lazy(r"_(?:total|bucket|sum|count|created)$")
+META = lazy(r"#\s+(HELP|TYPE|UNIT|EOF)\b(?:\s+(\S+))?(?:\s+(\S+))?")
+ERROR_TITLE = lazy(r"<(?:title|h1)[^>]*>\s*([^<]{3,80}?)\s*<", re.IGNORECASE)
+ERROR_TEXT = lazy(
     rb"\s*(?:404 page not found|not found|bad gateway|internal server error|service unavailable"
     rb"|no healthy upstream|upstream connect error|unauthorized|forbidden|gateway time-?out"
     rb"|connection refused)",
@@ -95,6 +95,8 @@ def read(source: Source, out: Reading) -> None:
     Raises:
         ReadError: a web server's error page, or a page without any sample.
     """
+    from statistics import median
+
     text = decode(source.data(MAX_BYTES))[0]
     _refuse_error_page(text, source, out)
     faults = Faults()

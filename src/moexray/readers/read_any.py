@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import io
 import sys
-import zipfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -169,6 +168,8 @@ def _members(
     sources: Iterable[Source], skipped: list[Skipped], readings: list[tuple[str, Reading]]
 ) -> Iterator[Source]:
     """Yields sources; a zip archive of artefacts is replaced by its members."""
+    import zipfile
+
     for source in sources:
         try:
             archive = source.compression == "zip" and not any(r.sniff(source.head) for r in READERS)
@@ -188,6 +189,8 @@ def _members(
 
 
 def _unzip(source: Source) -> Iterator[Source]:
+    import zipfile
+
     total = 0
     with zipfile.ZipFile(io.BytesIO(source.data())) as archive:
         for info in archive.infolist():

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import re
 from typing import TYPE_CHECKING, Any
-from xml.parsers import expat
 
 from moexray.core.errors import ReadError
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import Sample, Samples, fault_of, size, when
 
 if TYPE_CHECKING:
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["read", "sniff"]
 
 ROOTS = rb"nvidia_smi_log|ComputeSanitizerOutput|compute-sanitizer-output"
-ROOT = re.compile(rb"<(" + ROOTS + rb")[\s>]")
-END = re.compile(rb"</(?:" + ROOTS + rb")\s*>")
+ROOT = lazy(rb"<(" + ROOTS + rb")[\s>]")
+END = lazy(rb"</(?:" + ROOTS + rb")\s*>")
 MAX_DOCUMENT = 64 << 20  # a node of 16 GPUs with MIG and processes gives about 1 MB
 MAX_DEPTH = 64
-PROLOGUE = re.compile(rb"<\?xml[^>]*\?>|<!DOCTYPE[^>\[]*>")
+PROLOGUE = lazy(rb"<\?xml[^>]*\?>|<!DOCTYPE[^>\[]*>")
 Node = tuple[str, dict[str, str], list[Any], list[str], int]  # tag, attributes, children, texts, line
 
 NUMBERS = (
@@ -52,6 +52,8 @@ def read(source: Source, out: Reading) -> None:
     Raises:
         ReadError: no document can be read, or one declares entities.
     """
+    from xml.parsers import expat
+
     samples = Samples("xml")
     whole, failed = 0, ""
     for number, document, complete in _documents(source):
@@ -101,6 +103,8 @@ def _parse(document: bytes, first_line: int) -> Node:
         expat.ExpatError: it is not well-formed.
         ReadError: it declares entities or is too deep.
     """
+    from xml.parsers import expat
+
     top: Node = ("", {}, [], [], 0)
     stack = [top]
     parser = expat.ParserCreate()

@@ -35,6 +35,7 @@ MOST_LINES = 400_000  # lines kept of what lies beyond SMALL_BYTES
 AFTER = 3  # lines kept after a hit: hard wraps and tracebacks
 LINE_BYTES = 1 << 20  # a longer line is cut (binary rubbish without line ends)
 JUMPS_SHOWN = 3
+FEW_LINES = 20_000  # up to here the text is searched for words first, so that parsers stay unloaded
 
 
 def sniff(head: bytes) -> bool:
@@ -70,8 +71,10 @@ def parse_lines(lines: list[Line], out: Reading, head: str) -> None:
         out.notes.append(kind)
         return
     lines, jumps = number_clocks(lines)
+    few = "\n".join(line.text for line in lines).lower() if len(lines) <= FEW_LINES else None
     for parser in LINE_PARSERS:
-        parser.parse(lines, out)
+        if few is None or any(word in few for word in parser.words):
+            parser.parse(lines, out)
     if not out.rows:
         out.rows = sum(line.known for line in lines)
     if not out.rows:

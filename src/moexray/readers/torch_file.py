@@ -11,7 +11,6 @@ import collections
 import io
 import pickle
 import struct
-import zipfile
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from moexray.core.errors import LimitError, ReadError, UnsafeError
 from moexray.core.source import MAX_LOAD_BYTES
 
 if TYPE_CHECKING:
+    import zipfile
     from collections.abc import Callable
 
     import numpy as np
@@ -190,6 +190,8 @@ def load(source: Source) -> Any:
         UnsafeError: a global outside the allow-list.
         LimitError: the storages pass the memory bound.
     """
+    import zipfile
+
     data = source.data()
     try:
         document = _from_zip(data, source) if data[:2] == b"PK" else _from_stream(data)
@@ -207,6 +209,8 @@ def load(source: Source) -> Any:
 
 
 def _from_zip(data: bytes, source: Source) -> Any:
+    import zipfile
+
     with zipfile.ZipFile(io.BytesIO(data)) as archive:
         total = sum(i.file_size for i in archive.infolist())
         if total > MAX_LOAD_BYTES:

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
+from moexray.core.pattern import lazy
+
 __all__ = ["Folded", "clean", "fold", "hash_source", "relative_href", "script_json", "short_id"]
 
 # C0 and C1 controls except tab and newline, line separators, bidirectional overrides (they make
 # text read otherwise than it is stored), byte order mark, and lone surrogates (not encodable).
-_UNSAFE = re.compile(
+_UNSAFE = lazy(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
 )
 _FOLD_AT = 480

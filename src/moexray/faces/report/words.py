@@ -4,6 +4,7 @@ import re
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from moexray.core.pattern import lazy
 from moexray.faces.numbers import human
 from moexray.faces.report.fields import Fields, each, listed, named, number
 from moexray.faces.report.safe import Folded, fold, relative_href, short_id
@@ -30,14 +31,14 @@ _CONFIDENCES = (
     (0.0, "a hypothesis: cannot tell yet"),
 )
 _CANNOT_TELL_BELOW = 0.5
-_CODE = re.compile(
+_CODE = lazy(
     r"`([^`\n]{1,300})`"
     r"|(?<![\w.`=-])((?:export )?[A-Z][A-Z0-9_]{2,}=[^\s,;]*[^\s,;.)]"
     r"|--[a-z][\w-]*(?:=[^\s,;]*[^\s,;.)])?"
     r"|[a-z_]+(?:\.\w+)+\([^()\s]*\))"
 )
-_PAIR = re.compile(r"(?<!\w)\w{1,60}_(bytes|s|ms|us|ns)=(-?\d{1,19}(?:\.\d{1,19})?)(?![\w.])")
-_LINE = re.compile(r"(?:lines?\s+|L)?(\d+(?:\s*[-–]\s*\d+)?)", re.IGNORECASE)
+_PAIR = lazy(r"(?<!\w)\w{1,60}_(bytes|s|ms|us|ns)=(-?\d{1,19}(?:\.\d{1,19})?)(?![\w.])")
+_LINE = lazy(r"(?:lines?\s+|L)?(\d+(?:\s*[-–]\s*\d+)?)", re.IGNORECASE)
 _EPOCH_NS = 10**17  # later than 1973 when counted from 1970; uptimes stay below
 
 

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from moexray.readers.lines import comm, comm_a2a, comm_nccl, comm_ras
-from moexray.readers.lines import bench, numerics
-from moexray.readers.lines import engine
-from moexray.readers.lines import smi, smi_host, smi_monitor, smi_query
-from moexray.readers.lines import routing
-from moexray.readers.lines import launch, memory_events, oom
+from moexray.readers.lines import words
 from moexray.readers.lines.line import Line, clean_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from moexray.core.run import Reading
 
@@ -34,32 +30,37 @@ class LineParser:
 
     Args:
         name: For docs and notes.
-        parse: Takes all cleaned lines of the file in order; adds rows to the Reading.
+        module: Its module; `parse(lines, out)` there takes all cleaned lines of the file in order and
+            adds rows to the Reading. It is imported only for a text that holds one of the words.
         words: Lower-case literals, one of which each line that it uses holds; of a log of many
             megabytes, lines without any parser's word are not kept. COMMON_WORDS count for all.
     """
 
     name: str
-    parse: Callable[[Sequence[Line], Reading], None]
-    words: tuple[str, ...] = ()
+    module: str
+    words: tuple[str, ...]
+
+    def parse(self, lines: Sequence[Line], out: Reading) -> None:
+        """Runs the parser."""
+        importlib.import_module(self.module).parse(lines, out)
 
 
 LINE_PARSERS: tuple[LineParser, ...] = (
-    LineParser("out of memory", oom.parse, oom.WORDS),
-    LineParser("memory", memory_events.parse, memory_events.WORDS),
-    LineParser("launch", launch.parse, launch.WORDS),
-    LineParser("engine", engine.parse, engine.WORDS),
-    LineParser("collectives", comm.parse, comm.WORDS),
-    LineParser("nccl status", comm_ras.parse, comm_ras.WORDS),
-    LineParser("nccl debug", comm_nccl.parse, comm_nccl.WORDS),
-    LineParser("all-to-all", comm_a2a.parse, comm_a2a.WORDS),
-    LineParser("bench", bench.parse, bench.WORDS),
-    LineParser("numerics", numerics.parse, numerics.WORDS),
-    LineParser("nvidia-smi", smi.parse, smi.WORDS),
-    LineParser("nvidia-smi -q", smi_query.parse, smi_query.WORDS),
-    LineParser("nvidia-smi dmon", smi_monitor.parse, smi_monitor.WORDS),
-    LineParser("host memory", smi_host.parse, smi_host.WORDS),
-    LineParser("routing", routing.parse, routing.WORDS),
+    LineParser("out of memory", "moexray.readers.lines.oom", words.OOM),
+    LineParser("memory", "moexray.readers.lines.memory_events", words.MEMORY_EVENTS),
+    LineParser("launch", "moexray.readers.lines.launch", words.LAUNCH),
+    LineParser("engine", "moexray.readers.lines.engine", words.ENGINE),
+    LineParser("collectives", "moexray.readers.lines.comm", words.COMM),
+    LineParser("nccl status", "moexray.readers.lines.comm_ras", words.COMM_RAS),
+    LineParser("nccl debug", "moexray.readers.lines.comm_nccl", words.COMM_NCCL),
+    LineParser("all-to-all", "moexray.readers.lines.comm_a2a", words.COMM_A2A),
+    LineParser("bench", "moexray.readers.lines.bench", words.BENCH),
+    LineParser("numerics", "moexray.readers.lines.numerics", words.NUMERICS),
+    LineParser("nvidia-smi", "moexray.readers.lines.smi", words.SMI),
+    LineParser("nvidia-smi -q", "moexray.readers.lines.smi_query", words.SMI_QUERY),
+    LineParser("nvidia-smi dmon", "moexray.readers.lines.smi_monitor", words.SMI_MONITOR),
+    LineParser("host memory", "moexray.readers.lines.smi_host", words.SMI_HOST),
+    LineParser("routing", "moexray.readers.lines.routing", words.ROUTING),
 )
 
 WORDS: tuple[str, ...] = tuple(dict.fromkeys((*COMMON_WORDS, *(w for p in LINE_PARSERS for w in p.words))))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.cells import base, number, words
 from moexray.readers.shapes.figures import figure_of, is_run
 
@@ -18,16 +19,15 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = ("benchmark result", "(tok/s)", "(req/s)", "(ms)", "successful requests", "benchmark duration")
 
-TITLE = re.compile(r"^[=*#-]{3,}\s*(.*?(?:benchmark|results?\b).*?)\s*[=*#-]{3,}$", re.IGNORECASE)
-RULER = re.compile(r"^[=]{8,}$")
-ENTRY = re.compile(
+TITLE = lazy(r"^[=*#-]{3,}\s*(.*?(?:benchmark|results?\b).*?)\s*[=*#-]{3,}$", re.IGNORECASE)
+RULER = lazy(r"^[=]{8,}$")
+ENTRY = lazy(
     r"^\s*([A-Za-z][\w .,%/()\[\]-]{1,60}?)\s*:\s+(-?\d[\d,]*\.?\d*(?:[eE][-+]?\d+)?)\s*([A-Za-z/%]*)\s*$"
 )
-NAMED = re.compile(r"^\s*([A-Za-z][\w ()-]{1,40}?)\s*:\s+(\S.*?)\s*$")
+NAMED = lazy(r"^\s*([A-Za-z][\w ()-]{1,40}?)\s*:\s+(\S.*?)\s*$")
 GAP = 3  # blank or foreign lines inside a block
 
 

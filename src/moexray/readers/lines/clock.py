@@ -7,7 +7,6 @@ backwards as a whole (newest line first, as viewers export it) has no jump.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from statistics import median
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -95,6 +94,8 @@ def _find(lines: Iterable[Line]) -> tuple[list[Jump], list[int], bool]:
 
 def _whole_hours(step: float, gaps: list[float]) -> bool:
     """Whether a gap is 1 to 14 hours, give or take an ordinary gap, in a log that is never idle."""
+    from statistics import median
+
     if step < HOUR_S - BACK_S or len(gaps) < GAPS:
         return False
     usual = median(gaps)

@@ -19,26 +19,8 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "watchdog",
-    "worknccl",
-    "detected by watchdog",
-    "dump signal",
-    "nccl work:",
-    "remote process exited",
-    "monitoredbarrier",
-    "ncclremoteerror",
-    "by peer",
-    "by remote peer",
-    "world size",
-    "world_size",
-    "traceback (most",
-    "initialization options",
-    "pg guid",
-    "nproc",
-)
 CAUGHT = lazy(
     r"(?:\[Rank (?P<rank>\d+)\]\s*)?Watchdog\s+caught\s+collective\s+operation\s+timeout:\s*Work\w+\("
     r"(?P<fields>.{0,400}?)\)\s*ran\s+for\s+(?P<ran>\d+)\s+milliseconds"

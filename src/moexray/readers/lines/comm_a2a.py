@@ -14,20 +14,8 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "deepep",
-    "receiver timeout",
-    "dispatch_tokens_per_rank",
-    "prefill batch",
-    "new-token",
-    "x.size(0)",
-    "num_batched_tokens",
-    "num_tokens",
-    "node-rank",
-    "node_rank",
-)
 TIMEOUT = lazy(
     r"\b(?:DeepEP|Buffer|MK|HybridEP|UCCL|pplx|NIXL)\b.{0,40}?\btimeout\b|receiver timeout", re.IGNORECASE
 )

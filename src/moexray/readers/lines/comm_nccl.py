@@ -17,9 +17,8 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = ("nccl info", "nccl warn")
 LINE = lazy(
     r"(?P<process>[\w.-]+:\d+):\d+ \[(?P<device>\d+|-1)\] (?:[\d.]+ )?NCCL (?P<level>INFO|WARN) (?P<text>.*)"
 )

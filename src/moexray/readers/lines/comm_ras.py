@@ -18,21 +18,8 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "have launched",
-    "has launched",
-    "not launched any",
-    "mismatch",
-    "incomplete",
-    "managed by process",
-    "operation counts",
-    "missing rank",
-    "job summary",
-    "process information not found",
-    "ranks  ",
-)
 HEAD = lazy(r"(#\d+-\d+)\s*\(([0-9a-fx]+)\)\s*(MISMATCH|INCOMPLETE|DEAD|\w+)?", re.IGNORECASE)
 COUNTED = lazy(r"ranks have different (\w+) operation counts", re.IGNORECASE)
 MANY = lazy(r"\b(\d+) ranks? ha(?:ve|s) (?:launched up to operation (\d+)|not launched any operations)")

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.stamp import CLOCK, ISO, MONTHS, epoch, iso_seconds
 
 __all__ = ["MESSAGE_KEYS", "Wrapped", "is_json_log", "message_of", "unwrap"]
@@ -23,15 +24,15 @@ COMPANIONS = frozenset(
      "__REALTIME_TIMESTAMP", "SYSLOG_IDENTIFIER", "host", "hostname", "pid", "service", "rank", "worker")
 )
 
-CRI = re.compile(ISO + r" (stdout|stderr) ([FP]) ?(.*)", re.DOTALL)
-ISO_THEN = re.compile(ISO + r"\s+(?=\S)")
-SYSLOG = re.compile(
+CRI = lazy(ISO + r" (stdout|stderr) ([FP]) ?(.*)", re.DOTALL)
+ISO_THEN = lazy(ISO + r"\s+(?=\S)")
+SYSLOG = lazy(
     r"(?:<\d{1,3}>)?([A-Z][a-z]{2}) +(\d{1,2}) " + CLOCK + r" (\S+) ([\w./@:-]+?)(\[\d+\])?: ?"
 )
-JOURNAL_ISO = re.compile(ISO + r" (?=\S+ [\w./@-]+\[\d+\]: )\S+ ([\w./@-]+)\[\d+\]: ?")
-RFC5424 = re.compile(r"<\d{1,3}>1 " + ISO + r" \S+ (\S+) \S+ \S+ (?:-|\[.*?\]) ?")
-COMPOSE = re.compile(r"[\w./-]{1,60}[-_]\d+ +\| (?=\S)")
-KUBECTL = re.compile(r"\[(?:pod|deployment|job)/[\w./-]+\] ")
+JOURNAL_ISO = lazy(ISO + r" (?=\S+ [\w./@-]+\[\d+\]: )\S+ ([\w./@-]+)\[\d+\]: ?")
+RFC5424 = lazy(r"<\d{1,3}>1 " + ISO + r" \S+ (\S+) \S+ \S+ (?:-|\[.*?\]) ?")
+COMPOSE = lazy(r"[\w./-]{1,60}[-_]\d+ +\| (?=\S)")
+KUBECTL = lazy(r"\[(?:pod|deployment|job)/[\w./-]+\] ")
 
 
 @dataclass(frozen=True, slots=True)

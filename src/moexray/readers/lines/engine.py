@@ -8,8 +8,9 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.engine_forms import FORMS
-from moexray.readers.lines.engine_jit import JIT_WORDS, jit_event
+from moexray.readers.lines.engine_jit import jit_event
 from moexray.readers.lines.engine_phase import with_phases
 
 if TYPE_CHECKING:
@@ -18,40 +19,35 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
 # What a line of a very large log must hold to be kept; the figures of load (batch, stats) are not
 # among them: there would be millions.
-WORDS = (
-    *JIT_WORDS, "eplb", "balancedness", "rearrang", "rebalanc", "hotness", "backend", "preempt",
-    "retract", "garbage collection", "snapshot", "startup complete", "ready", "llm engine", "server_args",
-    "weight", "world size", "restart", "throughput:",
-)
-SNAPSHOT = re.compile(
+SNAPSHOT = lazy(
     r"(?P<begin>\b(?:writing|dumping|saving|taking)\b.{0,40}?)?"
     r"(?:memory|allocator|cuda)[\w ]{0,20}snapshot"
     r"(?P<end>.{0,60}?\b(?:written|saved|dumped|done|took|finished|completed)\b)?|_dump_snapshot\b|"
     r"\b(?P<past>wrote|saved|dumped)\b.{0,40}?(?:memory|allocator|cuda)[\w ]{0,20}snapshot",
     re.IGNORECASE,
 )
-NOT_WRITTEN = re.compile(
+NOT_WRITTEN = lazy(
     r"\b(?:not|disabled?|will be|would|failed|if|no|load(?:ed|ing)?|read)\b", re.IGNORECASE
 )
-ENTRIES = re.compile(r"entries[=: ]+(\d[\d,]*)|(\d[\d,]*) (?:trace |history )?entries", re.IGNORECASE)
-TRACES = re.compile(r"(?:include_)?traces?[=: ]+(true|false|1|0)\b", re.IGNORECASE)
-TOOK = re.compile(
+ENTRIES = lazy(r"entries[=: ]+(\d[\d,]*)|(\d[\d,]*) (?:trace |history )?entries", re.IGNORECASE)
+TRACES = lazy(r"(?:include_)?traces?[=: ]+(true|false|1|0)\b", re.IGNORECASE)
+TOOK = lazy(
     r"(?:took|in|duration[=:]?|elapsed[=:]?|after)[ =]*([\d.]+) ?(ms|s|seconds|sec)\b", re.IGNORECASE
 )
 # Forms too special to stand in prose; other kinds need the form of a log line around them.
 BARE = ("eplb.balance", "eplb.hotness", "eplb.done", "batch", "stats", "engine.rank")
-BATCH = re.compile(r"\b(Prefill|Decode|Mixed) batch\b")
+BATCH = lazy(r"\b(Prefill|Decode|Mixed) batch\b")
 BY_WORD = tuple((word, form) for form in FORMS for word in form.words)
 BATCH_FIELDS = (
-    ("new_tokens", re.compile(r"#new-token: (\d+)")),
-    ("running", re.compile(r"#running-req: (\d+)")),
-    ("queued", re.compile(r"#queue-req: (\d+)")),
-    ("usage", re.compile(r"token usage: ([\d.]+)")),
-    ("throughput", re.compile(r"gen throughput \(token/s\): ([\d.]+)")),
+    ("new_tokens", lazy(r"#new-token: (\d+)")),
+    ("running", lazy(r"#running-req: (\d+)")),
+    ("queued", lazy(r"#queue-req: (\d+)")),
+    ("usage", lazy(r"token usage: ([\d.]+)")),
+    ("throughput", lazy(r"gen throughput \(token/s\): ([\d.]+)")),
 )
 
 

@@ -13,43 +13,45 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from moexray.core.pattern import lazy
+
 __all__ = ["JIT_WORDS", "jit_event"]
 
 JIT_WORDS = ("jit", "compil", "warmup", "warm-up", "dynamo", "autotun")
 
-TRITON = re.compile(
+TRITON = lazy(
     r"(?P<what>[\w.]+) kernel JIT compilation during (?P<during>inference|warm-?up)"
     r"(?:: (?P<kernel>[\w.<>]+)(?: \((?P<shape>[^)]*)\))?)?"
 )
-DEEPGEMM = re.compile(
+DEEPGEMM = lazy(
     r"(?P<what>DeepGEMM) JIT (?:code generation|[Cc]ompil\w+)(?: for)? ?<?(?P<kernel>[\w.]+)?>?:? ?"
     r"(?P<shape>[MNK]=[^.]*)?"
 )
-PROGRESS = re.compile(
+PROGRESS = lazy(
     r"(?P<what>DeepGEMM|Triton|FlashInfer|JIT|[Kk]ernel)[\w ().-]*?(?:warm-?up|compil\w+)[^%]{0,60}?"
     r"(?P<percent>\d{1,3}(?:\.\d+)?) ?%"
 )
-SESSION = re.compile(r"Entering (?P<what>\w+) JIT .*?session")
-FLASHINFER = re.compile(r"(?P<finished>Finished )?[Ll]oading JIT ops: (?P<kernel>\w+)")
-TORCH = re.compile(
+SESSION = lazy(r"Entering (?P<what>\w+) JIT .*?session")
+FLASHINFER = lazy(r"(?P<finished>Finished )?[Ll]oading JIT ops: (?P<kernel>\w+)")
+TORCH = lazy(
     r"torch\.compile (?:takes|took) (?P<total>[\d.]+) ?s"
     r"|Dynamo bytecode transform time: (?P<dynamo>[\d.]+) ?s"
     r"|[Cc]ompil(?:ing|ed) (?:a|the) graph for (?P<shape>[\w ]+?) (?:takes|took) (?P<graph>[\d.]+) ?s"
     r"|Recompiling function (?P<kernel>\S+)"
 )
-DONE = re.compile(
+DONE = lazy(
     r"(?:compil\w+|warm-?up)\b.{0,40}?\b(?:finished|completed?|done|ended)\b"
     r"(?:.*?(?:in|took|after) (?P<amount>[\d.]+) ?s)?",
     re.IGNORECASE,
 )
-GENERIC = re.compile(
+GENERIC = lazy(
     r"\bjit[- ]?compil(?:ing|ation)\b"
     r"|\b(?:compiling|recompiling|building) (?:new |missing )?(?:\w+ ){0,3}(?:kernel|module|extension|op)s?\b"
     r"|\bautotuning (?:kernel|function|\w+ for)\b",
     re.IGNORECASE,
 )
-TOOK = re.compile(r"(?:took|in|takes|time:?) (?P<amount>[\d.]+) ?(?P<unit>ms|s|seconds)\b")
-NEGATIVE = re.compile(
+TOOK = lazy(r"(?:took|in|takes|time:?) (?P<amount>[\d.]+) ?(?P<unit>ms|s|seconds)\b")
+NEGATIVE = lazy(
     r"\b(?:no|without|skip(?:ped|ping)?|disabled?|disabling|enabled?|monitor|avoid\w*|cache hit|cached|not"
     r"|loaded from|off)\b",
     re.IGNORECASE,

@@ -18,25 +18,8 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "vllm",
-    "sglang",
-    "trtllm",
-    "tensorrt_llm",
-    "torchrun",
-    "torch.distributed",
-    "_conf",
-    "args",
-    "config:",
-    "nccl_",
-    "export ",
-    "--",
-    "docker run",
-    "\\",
-    "value:",
-)
 COMMAND = lazy(
     r"\bvllm (?:serve|bench)\b|\bvllm\.entrypoints[\w.]*|\bsglang\.launch_server\b"
     r"|\bsglang(?:\.srt[\w.]*| serve)\b"

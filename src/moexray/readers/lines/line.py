@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.container import unwrap
 from moexray.readers.lines.prefix import LEVELS, looks_like_seconds, take_prefix
 from moexray.readers.lines.stamp import year_of
@@ -18,15 +18,15 @@ if TYPE_CHECKING:
 __all__ = ["Cleaner", "Line", "clean_lines"]
 
 # CSI and OSC sequences, charset switches, and CSI whose escape character was lost in a paste
-ANSI = re.compile(
+ANSI = lazy(
     r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[()][A-Z0-9]|\x1b[=>78cDEHM]"
     r"|\x9b[0-?]*[ -/]*[@-~]|\[\d{1,3}(?:;\d{1,3})*m(?=\[|\(|[A-Z ]|$)"
 )
 CONTROL = dict.fromkeys([*range(9), 11, 12, *range(14, 32), 127, 0xFEFF])
-QUOTE = re.compile(r"(?:\s{0,3}>\s?)+")
-BAR = re.compile(r"\d{1,3}%\s*\||\d\s*/\s*\d+ \[\d\d:\d\d|\bit/s\b|\bs/it\b")
-REPEATED = re.compile(r"\[repeated (\d+)x across cluster\]")
-ASSIGNED = re.compile(r"\brank (\d+) in world size \d+ is assigned as ")
+QUOTE = lazy(r"(?:\s{0,3}>\s?)+")
+BAR = lazy(r"\d{1,3}%\s*\||\d\s*/\s*\d+ \[\d\d:\d\d|\bit/s\b|\bs/it\b")
+REPEATED = lazy(r"\[repeated (\d+)x across cluster\]")
+ASSIGNED = lazy(r"\brank (\d+) in world size \d+ is assigned as ")
 LONGEST = 1 << 15  # characters of a line that we look at
 
 

@@ -19,6 +19,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
+from moexray.readers.lines import words
 from moexray.readers.lines.host_events import host_event
 from moexray.readers.lines.oom_fields import SIZE_UNITS
 
@@ -28,28 +29,8 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "memory",
-    "weight",
-    "kv cache",
-    "cuda graph",
-    "graph captur",
-    "tokens",
-    "buffer",
-    "logits",
-    "workspace",
-    "oom",
-    "kill",
-    "xid",
-    "exit code",
-    "exitcode",
-    "exit_code",
-    "loading took",
-    "custom_all_reduce",
-    "custom allreduce",
-)
 _S = r"(\d+(?:\.\d+)?) ?([KMGT]i?B|bytes)"
 
 # Engines print binary units, "GB" included (SGLang divides by 2**30).
@@ -128,7 +109,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
         if len(text) < 8 or "failed with OOM on" in text:
             continue
         low = text.lower()
-        if not any(w in low for w in WORDS):
+        if not any(w in low for w in words.MEMORY_EVENTS):
             continue
         found = host_event(text, low) or _event(text, low)
         if found:

@@ -5,23 +5,24 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = ("bitwise", "batch invarian", "batch-invarian", "bs=1", "batch size 1")
-ABOUT = re.compile(r"bitwise|batch[- ]?invarian|\bBS ?= ?\w+ vs\.? |batch[ _]size \w+ vs", re.IGNORECASE)
-VERDICT = re.compile(r"\[?\b(FAIL(?:ED)?|PASS(?:ED)?|MISMATCH|MATCH|OK|DIFFERS?)\b\]?[: ]", re.IGNORECASE)
-DIFF = re.compile(r"(?:diff(?:erence)?|delta)\w*\D{0,5}?(\d[\d.]*(?:[eE][-+]?\d+)?)", re.IGNORECASE)
-MISMATCH = re.compile(r"bitwise (?:mismatch|differ)|(?:mismatch|differ).*bitwise|not bitwise", re.IGNORECASE)
+ABOUT = lazy(r"bitwise|batch[- ]?invarian|\bBS ?= ?\w+ vs\.? |batch[ _]size \w+ vs", re.IGNORECASE)
+VERDICT = lazy(r"\[?\b(FAIL(?:ED)?|PASS(?:ED)?|MISMATCH|MATCH|OK|DIFFERS?)\b\]?[: ]", re.IGNORECASE)
+DIFF = lazy(r"(?:diff(?:erence)?|delta)\w*\D{0,5}?(\d[\d.]*(?:[eE][-+]?\d+)?)", re.IGNORECASE)
+MISMATCH = lazy(r"bitwise (?:mismatch|differ)|(?:mismatch|differ).*bitwise|not bitwise", re.IGNORECASE)
 FAILED = ("FAIL", "MISM", "DIFF")
 PASSED = ("PASS", "MATCH", "OK")
-TOKENS = re.compile(r"\b(?:BS|batch(?:[ _]size)?) ?= ?(\w+) tokens?: ?(\S.*)$", re.IGNORECASE)
-TEMPERATURE = re.compile(r"\btemperature ?[=:] ?([\d.]+)", re.IGNORECASE)
+TOKENS = lazy(r"\b(?:BS|batch(?:[ _]size)?) ?= ?(\w+) tokens?: ?(\S.*)$", re.IGNORECASE)
+TEMPERATURE = lazy(r"\btemperature ?[=:] ?([\d.]+)", re.IGNORECASE)
 
 
 def parse(lines: Sequence[Line], out: Reading) -> None:

@@ -23,9 +23,8 @@ if TYPE_CHECKING:
     from moexray.readers.lines.oom_fields import Fields
     from moexray.readers.lines.oom_flow import Flow
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = ("memory", "oom", "memalloc", "alloc", "pytorch", "capacity")
 
 NEAR_LINES = 600  # two messages with the same numbers within this distance ...
 NEAR_S = 120.0  # ... and time are one failure

@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.lines.stamp import CLOCK, ISO, epoch
 
 if TYPE_CHECKING:
@@ -27,35 +28,35 @@ LEVELS = {
 WORDS = r"(INFO|WARNING|WARN|ERROR|DEBUG|CRITICAL|FATAL|TRACE|NOTICE|Info|Warning|Error|Debug)"
 MOST = 8  # prefixes on one line; more is no log
 
-PROCESS = re.compile(r"\((?=[^()]*\bpid=\d)([^()]{1,160})\)[ \t]?")
-BRACKET_DATE = re.compile(r"\[" + ISO + r"((?: [A-Z_]{2,12}\d+)*)\]:? ?")
-RANK_TAG = re.compile(r"\[(?:rank|RANK |Rank |default)(\d{1,6})\](:?) ?")
-MPI_TAG = re.compile(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")
-GLOG = re.compile(r"\[?([IWEF])(\d{1,2})(\d\d) " + CLOCK + r"(?: +\d+)? [\w./+-]+:\d+\] ?")
-RELATIVE = re.compile(r"\[\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*s\]\s*")
-KERNEL = re.compile(r"\[ *(\d{1,9}\.\d{3,6})\] ")
-ORIGIN = re.compile(r"\[?[\w./+-]+\.(?:py|pyx|cpp|cc|cu|cuh|hpp|h|rs|go):\d+\]:? ?")
-US_DATE = re.compile(r"\[(\d\d)/(\d\d)/((?:19|20)\d\d)[- ]" + CLOCK + r"\] ?")
-PRODUCT = re.compile(r"\[(?:TRT-LLM|TensorRT-LLM|TRT|TRTLLM)\] ?")
-LEVEL_TAG = re.compile(r"\[(" + WORDS[1:-1] + r"|[IWEFDV])\](?: - | ?)")
-LOGGER_TAG = re.compile(r"\[[\w.]{1,80}\](?=\[" + WORDS + r"\])")
-DATE = re.compile(ISO + r"(?=[ \t:\]|-])[ \t]*(?:[-|:] *)?")
-TIME = re.compile(CLOCK + r"[ \t]+(?=[\[(]?" + WORDS + ")")
-LOGGING = re.compile(
+PROCESS = lazy(r"\((?=[^()]*\bpid=\d)([^()]{1,160})\)[ \t]?")
+BRACKET_DATE = lazy(r"\[" + ISO + r"((?: [A-Z_]{2,12}\d+)*)\]:? ?")
+RANK_TAG = lazy(r"\[(?:rank|RANK |Rank |default)(\d{1,6})\](:?) ?")
+MPI_TAG = lazy(r"\[\d+,(\d+)\]<std(?:out|err)>: ?")
+GLOG = lazy(r"\[?([IWEF])(\d{1,2})(\d\d) " + CLOCK + r"(?: +\d+)? [\w./+-]+:\d+\] ?")
+RELATIVE = lazy(r"\[\s*([+-]?)\s*(\d+(?:\.\d+)?)\s*s\]\s*")
+KERNEL = lazy(r"\[ *(\d{1,9}\.\d{3,6})\] ")
+ORIGIN = lazy(r"\[?[\w./+-]+\.(?:py|pyx|cpp|cc|cu|cuh|hpp|h|rs|go):\d+\]:? ?")
+US_DATE = lazy(r"\[(\d\d)/(\d\d)/((?:19|20)\d\d)[- ]" + CLOCK + r"\] ?")
+PRODUCT = lazy(r"\[(?:TRT-LLM|TensorRT-LLM|TRT|TRTLLM)\] ?")
+LEVEL_TAG = lazy(r"\[(" + WORDS[1:-1] + r"|[IWEFDV])\](?: - | ?)")
+LOGGER_TAG = lazy(r"\[[\w.]{1,80}\](?=\[" + WORDS + r"\])")
+DATE = lazy(ISO + r"(?=[ \t:\]|-])[ \t]*(?:[-|:] *)?")
+TIME = lazy(CLOCK + r"[ \t]+(?=[\[(]?" + WORDS + ")")
+LOGGING = lazy(
     r"(?:[\w.$<>-]{1,80} +- +)?(?:\| *|\[)?" + WORDS + r"\b(?:\]| *\|)?"
     r"(?: +[\w.$:<>-]{1,80}(?=:? - |: ))?(?: +- +|: +| +|$)"
 )
-LEVEL = re.compile(WORDS + r"(?::[\w.]{1,80}:|:[ \t]+|[ \t]+(?!=)|:(?=\S)|$)")
-SHORT_DATE = re.compile(r"(\d\d)-(\d\d) " + CLOCK + r"[ \t]*")
-SECONDS = re.compile(
+LEVEL = lazy(WORDS + r"(?::[\w.]{1,80}:|:[ \t]+|[ \t]+(?!=)|:(?=\S)|$)")
+SHORT_DATE = lazy(r"(\d\d)-(\d\d) " + CLOCK + r"[ \t]*")
+SECONDS = lazy(
     r"[+t=]{0,2}(\d{1,10}\.\d{1,9}|\d{10}(?:\d{3}|\d{6}|\d{9})?)s?:?[ \t]+(?=[^\W\d]|[\[(<])"
 )
-UNIT = re.compile(
+UNIT = lazy(
     r"[+t=]{0,2}[\d.]+s?:?[ \t]+(?:[KMGT]i?B|bytes|B|ms|us|ns|s|sec\w*|min\w*|h|hours?|tok\w*|req\w*|it|x|k|M"
     r"|G|steps?|[KMG]Hz|W|C|of|and|or|is|to)\b"
 )
-NCCL = re.compile(r"[\w.-]+:\d+:\d+ \[-?\d+\] (?:[\d.]+ )?NCCL (INFO|WARN|ERROR|ABORT|TRACE|VERSION)")
-PARTS = re.compile(r"(DP|TP|EP|PP)[_ ]?(\d+)")
+NCCL = lazy(r"[\w.-]+:\d+:\d+ \[-?\d+\] (?:[\d.]+ )?NCCL (INFO|WARN|ERROR|ABORT|TRACE|VERSION)")
+PARTS = lazy(r"(DP|TP|EP|PP)[_ ]?(\d+)")
 
 
 @dataclass(slots=True)

@@ -5,22 +5,23 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = ("per token", "/token", "bytes_per_token")
 _UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
-_PER_TOKEN = re.compile(
+_PER_TOKEN = lazy(
     r"(\d[\d,]*(?:\.\d+)?) ?(?:([KMG])i?B|bytes|B) ?(?:/| per ) ?token|bytes[_ ]per[_ ]token[=: ]+(\d[\d,]*)",
     re.IGNORECASE,
 )
-_TOKENS = re.compile(r"\b(?:num_)?tokens?[=: ]+(\d[\d,]*)|(\d[\d,]*) tokens\b", re.IGNORECASE)
-_WORKER = re.compile(r"(?:EP|rank)[ _-]?(\d+)\b", re.IGNORECASE)
+_TOKENS = lazy(r"\b(?:num_)?tokens?[=: ]+(\d[\d,]*)|(\d[\d,]*) tokens\b", re.IGNORECASE)
+_WORKER = lazy(r"(?:EP|rank)[ _-]?(\d+)\b", re.IGNORECASE)
 
 
 def parse(lines: Sequence[Line], out: Reading) -> None:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import Sample, Samples, fault_of, size, when
 
 if TYPE_CHECKING:
@@ -17,44 +18,40 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "nvidia-smi", "mib /", "mib|", "gpu is lost", "no devices were found", "+---", "|===", "not supported",
-    "err!",
-)  # fmt: skip
 
-HEAD = re.compile(r"NVIDIA-SMI\s+(\d[\d.]*).*Driver Version:\s*(\d[\d.]*)|NVIDIA-SMI\s+(\d[\d.]*)\s")
-DEVICE = re.compile(
+HEAD = lazy(r"NVIDIA-SMI\s+(\d[\d.]*).*Driver Version:\s*(\d[\d.]*)|NVIDIA-SMI\s+(\d[\d.]*)\s")
+DEVICE = lazy(
     r"\|\s*(\d+)\s+(\S.*?)\s*\|\s*([0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d|ERR!|N/A)"
     r"\s+\S+\s*\|"
 )
-NAME_END = re.compile(r"\s+(?:On|Off|N/A|ERR!|TCC|WDDM|MCDM)$")
-POWER = re.compile(r"(\S+)\s*/\s*(\S+)\s*$")
-TEMPERATURE = re.compile(r"(?:^|\s)(\d+)\s?C\b")
-PERF = re.compile(r"\bP\d+\b")
-MEMORY = re.compile(r"^\s*(\S.*?)\s*/\s*(\S.*?)\s*$")
-PERCENT = re.compile(r"(\d+)\s?%")
-MIG_ROW = re.compile(r"\|\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s*\|\s*(\d+\s?MiB)\s*/\s*(\d+\s?MiB)\s*\|")
-PROCESS = re.compile(
+NAME_END = lazy(r"\s+(?:On|Off|N/A|ERR!|TCC|WDDM|MCDM)$")
+POWER = lazy(r"(\S+)\s*/\s*(\S+)\s*$")
+TEMPERATURE = lazy(r"(?:^|\s)(\d+)\s?C\b")
+PERF = lazy(r"\bP\d+\b")
+MEMORY = lazy(r"^\s*(\S.*?)\s*/\s*(\S.*?)\s*$")
+PERCENT = lazy(r"(\d+)\s?%")
+MIG_ROW = lazy(r"\|\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s*\|\s*(\d+\s?MiB)\s*/\s*(\d+\s?MiB)\s*\|")
+PROCESS = lazy(
     r"\|\s*(\d+)\s+(?:(N/A|\d+)\s+(N/A|\d+)\s+)?(\d+)\s+([CGM](?:\+[CGM])*)\s+(\S.*?|)\s*"
     r"(\d+\s?[KMG]iB|N/A)?\s*\|\s*$"
 )
-RULE = re.compile(r"\+[-=+]+\+\s*$|\|[-=+]+\|\s*$")
+RULE = lazy(r"\+[-=+]+\+\s*$|\|[-=+]+\|\s*$")
 EVENTS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("lost", re.compile(
+    ("lost", lazy(
         r"^\W*Unable to determine the device handle for GPU\s*(?P<bus>[0-9A-Fa-f:.]+)?.*"
         r"(?:GPU is lost|Unknown Error)", re.IGNORECASE)),
-    ("lost", re.compile(
+    ("lost", lazy(
         r"^\W*(?:GPU\s+(?P<bus>[0-9A-Fa-f]{4,8}:[0-9A-Fa-f:.]+)\W+)?GPU is lost\.?\s*"
         r"(?:Reboot the system.*)?$")),
-    ("reset_needed", re.compile(r"GPU (?P<bus>[0-9A-Fa-f:.]+).*(?:requires reset|reset is required)")),
-    ("no_devices", re.compile(r"^\W*No devices were found\W*$", re.IGNORECASE)),
-    ("no_driver", re.compile(r"NVIDIA-SMI has failed because", re.IGNORECASE)),
-    ("mismatch", re.compile(r"Failed to initialize NVML: Driver/library version mismatch", re.IGNORECASE)),
-    ("no_driver", re.compile(r"^\W*Failed to initialize NVML: (?!Driver/library)", re.IGNORECASE)),
+    ("reset_needed", lazy(r"GPU (?P<bus>[0-9A-Fa-f:.]+).*(?:requires reset|reset is required)")),
+    ("no_devices", lazy(r"^\W*No devices were found\W*$", re.IGNORECASE)),
+    ("no_driver", lazy(r"NVIDIA-SMI has failed because", re.IGNORECASE)),
+    ("mismatch", lazy(r"Failed to initialize NVML: Driver/library version mismatch", re.IGNORECASE)),
+    ("no_driver", lazy(r"^\W*Failed to initialize NVML: (?!Driver/library)", re.IGNORECASE)),
 )  # fmt: skip
-EVENT_HINT = re.compile(
+EVENT_HINT = lazy(
     r"lost|determine the device|no devices|nvidia-smi has|failed to init|reset", re.IGNORECASE
 )
 DATE_ABOVE = 3  # lines above the head that may hold the date

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import SIZES
 from moexray.readers.shapes.smi import query_apps, query_gpu
 
@@ -14,30 +15,26 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "memtotal", "memavailable", "memfree", "=========", "memory.used", "memory.total", "utilization.gpu",
-    " mib, ", "pytorch cuda memory summary", "cuda ooms", "gpu reserved memory", "allocated memory",
-)  # fmt: skip
 
-MEMINFO = re.compile(r"\s*(MemTotal|MemAvailable|MemFree):\s+(\d+)\s*kB", re.IGNORECASE)
-BARRED = re.compile(r"=========\s?(\s*)(.*)$")
-RECORD = re.compile(
+MEMINFO = lazy(r"\s*(MemTotal|MemAvailable|MemFree):\s+(\d+)\s*kB", re.IGNORECASE)
+BARRED = lazy(r"=========\s?(\s*)(.*)$")
+RECORD = lazy(
     r"(?:Invalid|Misaligned|Uninitialized|Program hit|Error:|Warning:|Race reported|Barrier error|Leaked"
     r"|Out-of-range|Potential|Malloc/Free|Stack overflow|Divergent)\b"
 )
-KERNEL = re.compile(r"at (?:0x[0-9a-f]+ in )?(.+?)(?:\+0x[0-9a-f]+)?(?: in (\S+:\d+))?$")
-OLD_KERNEL = re.compile(r"at 0x[0-9a-f]+ in (?:(\S+:\d+):)?(.+)$")
-SUMMARY = re.compile(r"ERROR SUMMARY: (\d+) error")
-QUERY = re.compile(
+KERNEL = lazy(r"at (?:0x[0-9a-f]+ in )?(.+?)(?:\+0x[0-9a-f]+)?(?: in (\S+:\d+))?$")
+OLD_KERNEL = lazy(r"at 0x[0-9a-f]+ in (?:(\S+:\d+):)?(.+)$")
+SUMMARY = lazy(r"ERROR SUMMARY: (\d+) error")
+QUERY = lazy(
     r"(?:timestamp|index|uuid|name|pci\.\w+|pid|gpu_\w+|process_name|memory\.\w+|utilization\.\w+|used_\w*memory"
     r"|clocks?[._][\w.]+|power\.\w+|temperature\.\w+|driver_version|pstate|fan\.speed|count|mig\.\S+|ecc\S+"
     r")(?: \[[\w %]+\])?"
 )
-DEVICE = re.compile(r"PyTorch CUDA memory summary, device ID (\d+)")
-COUNTS = re.compile(r"CUDA OOMs:\s*(\d+).*?cuda(?:Malloc retries| retries):\s*(\d+)", re.IGNORECASE)
-USAGE = re.compile(r"\|\s*([A-Z][\w -]+?)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|")
+DEVICE = lazy(r"PyTorch CUDA memory summary, device ID (\d+)")
+COUNTS = lazy(r"CUDA OOMs:\s*(\d+).*?cuda(?:Malloc retries| retries):\s*(\d+)", re.IGNORECASE)
+USAGE = lazy(r"\|\s*([A-Z][\w -]+?)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|")
 SUMMARY_ROWS = {
     "allocated memory": ("allocated_bytes", "allocated_peak_bytes"), "active memory": ("active_bytes", None),
     "gpu reserved memory": ("reserved_bytes", "reserved_peak_bytes"),

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import MIB, Sample, Samples, when
 
 if TYPE_CHECKING:
@@ -14,13 +15,12 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = ("# gpu", "#time", "#date", "gpu0", "gpu1", "# idx", "   -")
 
-HEADER = re.compile(r"#\s*(?:(?:Date\s+)?Time\s+)?gpu\s+\S", re.IGNORECASE)
-UNITS = re.compile(r"#\s*(?:YYYYMMDD\s+|HH:MM:SS\s+)*Idx\b", re.IGNORECASE)
-VALUE = re.compile(r"-|\d+(?:\.\d+)?")
+HEADER = lazy(r"#\s*(?:(?:Date\s+)?Time\s+)?gpu\s+\S", re.IGNORECASE)
+UNITS = lazy(r"#\s*(?:YYYYMMDD\s+|HH:MM:SS\s+)*Idx\b", re.IGNORECASE)
+VALUE = lazy(r"-|\d+(?:\.\d+)?")
 # dmon column -> (column of table gpu, factor)
 COLUMNS: dict[str, tuple[str, float]] = {
     "pwr": ("power_w", 1), "gtemp": ("temp_c", 1), "temp": ("temp_c", 1), "sm": ("util_ratio", 0.01),
@@ -28,9 +28,9 @@ COLUMNS: dict[str, tuple[str, float]] = {
 }  # fmt: skip
 # Share of the period with a power violation, %, from which the sample counts as capped; thermal: any.
 POWER_VIOLATION = 10.0
-TOPO = re.compile(r"\s*GPU0\s+(?:GPU1|NIC0|mlx|CPU Affinity)")
-LINK = re.compile(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|N/A")
-END = re.compile(r"GPU|NIC|mlx|hfi|bnxt")
+TOPO = lazy(r"\s*GPU0\s+(?:GPU1|NIC0|mlx|CPU Affinity)")
+LINK = lazy(r"X|NV\d+|PIX|PXB|PHB|NODE|SYS|SOC|PSB|N/A")
+END = lazy(r"GPU|NIC|mlx|hfi|bnxt")
 
 
 @dataclass(slots=True)

@@ -7,10 +7,10 @@ kept apart.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import Sample, Samples, fault_of, size, when
 
 if TYPE_CHECKING:
@@ -19,18 +19,13 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["WORDS", "parse"]
+__all__ = ["parse"]
 
-WORDS = (
-    "nvsmi log", "memory usage", "gpu 0", "total ", "reserved ", "used ", "free ", "driver version", "gpu ",
-    "memory ", "slowdown", "power cap", "power draw", "sm  ", "temp", "process id", "mig", "instance id",
-    "name ",
-)  # fmt: skip
 
-START = re.compile(r"=+NVSMI LOG=+")
-GPU = re.compile(r"GPU ((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*(?::\s*(.*))?$")
-PAIR = re.compile(r"(\s*)(\S.*?)\s*:\s+(\S.*?)\s*$")
-TITLE = re.compile(r"(\s*)([A-Z][A-Za-z0-9 /().-]*?)\s*:?\s*$")
+START = lazy(r"=+NVSMI LOG=+")
+GPU = lazy(r"GPU ((?:[0-9A-Fa-f]{4,8}:)?[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d)\s*(?::\s*(.*))?$")
+PAIR = lazy(r"(\s*)(\S.*?)\s*:\s+(\S.*?)\s*$")
+TITLE = lazy(r"(\s*)([A-Z][A-Za-z0-9 /().-]*?)\s*:?\s*$")
 # (section, key) in lower case -> column of table gpu and factor
 NUMBERS: dict[tuple[str, str], tuple[str, float]] = {
     ("fb memory usage", "total"): ("total_bytes", 1), ("fb memory usage", "reserved"): ("reserved_bytes", 1),

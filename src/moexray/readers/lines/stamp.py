@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from moexray.core.pattern import lazy
+
 __all__ = ["CLOCK", "ISO", "MONTHS", "epoch", "iso_seconds", "year_of"]
 
 CLOCK = r"(\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?"
 ISO = r"((?:19|20)\d\d)[-/](\d\d)[-/](\d\d)[T ]" + CLOCK + r" ?(Z|UTC|[+-]\d\d:?\d\d)?"
 MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
-YEAR = re.compile(
+YEAR = lazy(
     r"(?:^\[?|\": ?\"|\) |\| )((?:19|20)\d\d)[-/]\d\d[-/]\d\d[T ]\d\d:|^\[\d\d/\d\d/((?:19|20)\d\d)-\d\d:",
     re.MULTILINE,
 )
@@ -53,7 +55,7 @@ def epoch(
     return total + (float("0." + fraction) if fraction else 0.0)
 
 
-_ISO = re.compile(ISO)
+_ISO = lazy(ISO)
 
 
 def iso_seconds(text: str) -> float | None:

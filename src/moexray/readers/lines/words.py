@@ -31,12 +31,13 @@ OOM = (
 MEMORY_EVENTS = (
     "memory", "weight", "kv cache", "cuda graph", "graph captur", "tokens", "buffer", "logits",
     "workspace", "oom", "kill", "xid", "exit code", "exitcode", "exit_code", "loading took",
-    "custom_all_reduce", "custom allreduce",
+    "custom_all_reduce", "custom allreduce", "signal", "died",
 )  # fmt: skip
 
 LAUNCH = (
     "vllm", "sglang", "trtllm", "tensorrt_llm", "torchrun", "torch.distributed", "_conf", "args",
     "config:", "nccl_", "export ", "--", "docker run", "\\", "value:",
+    "hidden_", "experts", "deepspeed", "accelerate launch", "podman run",
 )  # fmt: skip
 
 ENGINE = (
@@ -49,6 +50,7 @@ ENGINE = (
 )  # fmt: skip
 
 COMM = (
+    "process group", "guid", " ranks", "gpus", "world", "nnodes", "nproc",
     "watchdog", "worknccl", "detected by watchdog", "dump signal", "nccl work:", "remote process exited",
     "monitoredbarrier", "ncclremoteerror", "by peer", "by remote peer", "world size", "world_size",
     "traceback (most", "initialization options", "pg guid", "nproc",
@@ -77,7 +79,8 @@ NUMERICS = (
 )  # fmt: skip
 
 SMI = (
-    "nvidia-smi", "mib /", "mib|", "gpu is lost", "no devices were found", "+---", "|===",
+    "nvidia-smi", "nvml", "device handle",
+    "mib /", "mib|", "gpu is lost", "no devices were found", "+---", "|===",
     "not supported", "err!",
 )  # fmt: skip
 

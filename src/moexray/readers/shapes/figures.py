@@ -10,6 +10,7 @@ from functools import lru_cache
 from statistics import median
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.cells import BASE, split_unit, word_set, words
 
 if TYPE_CHECKING:
@@ -24,31 +25,31 @@ STATS = {
     "maximum": "max", "worst": "max", "peak": "max", "min": "min", "minimum": "min", "best": "min",
     "std": "std", "stdev": "std", "stddev": "std", "sd": "std", "std_dev": "std",
 }
-PERCENTILE = re.compile(r"(?:^|_)(?:p|pct|perc|percentile|q)_?(\d{1,2}(?:\.\d+)?|99\d{1,2}|0\.\d+)(?=_|$)")
-ORDINAL = re.compile(r"(?:^|_)(\d{1,2}(?:\.\d+)?)(?:th|st|nd|rd)?_?(?:percentile|pct|perc|th)(?=_|$)")
-STAT_WORD = re.compile(r"(?:^|_)(" + "|".join(STATS) + r")(?=_|$)")
+PERCENTILE = lazy(r"(?:^|_)(?:p|pct|perc|percentile|q)_?(\d{1,2}(?:\.\d+)?|99\d{1,2}|0\.\d+)(?=_|$)")
+ORDINAL = lazy(r"(?:^|_)(\d{1,2}(?:\.\d+)?)(?:th|st|nd|rd)?_?(?:percentile|pct|perc|th)(?=_|$)")
+STAT_WORD = lazy(r"(?:^|_)(" + "|".join(STATS) + r")(?=_|$)")
 DURATIONS = (
-    ("ttft", re.compile(r"ttft|time_?to_?first_?(?:output_)?token|first_token(?:_latency|_time)?")),
-    ("tpot", re.compile(r"tpot|time_per_(?:output_)?token|per_token(?:_latency)?")),
-    ("itl", re.compile(r"itl|tbt|inter_?token(?:_latency)?|time_between_tokens|(?:token|decode)_latency")),
-    ("e2e", re.compile(r"e2el?(?:_latency|_time)?|end_?to_?end(?:_latency|_time)?|request_latency")),
-    ("step", re.compile(
+    ("ttft", lazy(r"ttft|time_?to_?first_?(?:output_)?token|first_token(?:_latency|_time)?")),
+    ("tpot", lazy(r"tpot|time_per_(?:output_)?token|per_token(?:_latency)?")),
+    ("itl", lazy(r"itl|tbt|inter_?token(?:_latency)?|time_between_tokens|(?:token|decode)_latency")),
+    ("e2e", lazy(r"e2el?(?:_latency|_time)?|end_?to_?end(?:_latency|_time)?|request_latency")),
+    ("step", lazy(
         r"(?:engine_|decode_|forward_)?(?:step|iter|iteration)(?:_time|_latency|_duration|_dur)?"
         r"|time_per_(?:step|iter|iteration)")),
-    ("duration", re.compile(
+    ("duration", lazy(
         r"(?:benchmark_|bench_|total_)?(?:duration|elapsed|runtime|wall|wall_time|run_time)(?:_time)?"
         r"|total_time|benchmark_time")),
-    ("latency", re.compile(r"(?:kernel_|op_)?(?:latency|lat|response_time|rt|time|dur|runtime)")),
+    ("latency", lazy(r"(?:kernel_|op_)?(?:latency|lat|response_time|rt|time|dur|runtime)")),
 )
 _TOKENS = r"_?(?:tok|toks|token|tokens)?_?(?:throughput|tps)?"
 RATES = (
-    ("requests", re.compile(r"req|reqs|request|requests|request_throughput|rps|qps|request_rate")),
-    ("output_tokens", re.compile(r"(?:output|out|generation|generated|gen|decode|completion)" + _TOKENS)),
-    ("input_tokens", re.compile(r"(?:input|in|prompt|prefill)" + _TOKENS)),
-    ("total_tokens", re.compile(r"(?:total|overall|all)" + _TOKENS)),
-    ("tokens", re.compile(r"(?:tok|toks|token|tokens)(?:_throughput)?|throughput|tps")),
-    ("steps", re.compile(r"steps?|it|its|iters?|iterations?")),
-    ("items", re.compile(r"img|imgs|images|samples?|items?|examples?")),
+    ("requests", lazy(r"req|reqs|request|requests|request_throughput|rps|qps|request_rate")),
+    ("output_tokens", lazy(r"(?:output|out|generation|generated|gen|decode|completion)" + _TOKENS)),
+    ("input_tokens", lazy(r"(?:input|in|prompt|prefill)" + _TOKENS)),
+    ("total_tokens", lazy(r"(?:total|overall|all)" + _TOKENS)),
+    ("tokens", lazy(r"(?:tok|toks|token|tokens)(?:_throughput)?|throughput|tps")),
+    ("steps", lazy(r"steps?|it|its|iters?|iterations?")),
+    ("items", lazy(r"img|imgs|images|samples?|items?|examples?")),
 )
 COUNTS = {
     "successful_requests": "requests", "completed": "requests", "completed_requests": "requests",
@@ -58,7 +59,7 @@ COUNTS = {
     "total_output_tokens": "output_tokens", "total_generated_tokens": "output_tokens",
     "total_output": "output_tokens", "output_tokens": "output_tokens",
 }
-MEMORY = re.compile(r"(?:^|_)(?:mem|memory|vram|hbm|fb|allocated|reserved|used|card|capacity)(?=_|$)")
+MEMORY = lazy(r"(?:^|_)(?:mem|memory|vram|hbm|fb|allocated|reserved|used|card|capacity)(?=_|$)")
 LEVELS = word_set(
     "concurrency max_concurrency concurrent concurrent_requests batch batch_size bs bsz batchsize conc "
     "request_rate rate target_rate qps_target users clients streams parallelism level load num_concurrent "

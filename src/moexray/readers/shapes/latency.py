@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.cells import BASE, base, column, number, split_unit, word_set, words
 from moexray.readers.lines.stamp import CLOCK, iso_seconds
 from moexray.readers.shapes.figures import figure_of, scale_of, stat_of
@@ -28,14 +29,14 @@ STEPS = word_set(
 RANKS = word_set("rank worker gpu device rank_id ep_rank tp_rank dp_rank global_rank")
 REQUEST = word_set("request request_id req req_id rid request_idx session user prompt_id uid id")
 PREFERRED = ("itl", "step", "tpot", "latency", "e2e", "ttft")
-DURATION_WORDS = re.compile(
+DURATION_WORDS = lazy(
     r"(?:decode|gap|dt|delta|value|lat|dur|time|interval|token_gap|pause|wait)(?:_time)?"
 )
-OTHER = re.compile(r"prefill|expert|layer|expected|limit")
+OTHER = lazy(r"prefill|expert|layer|expected|limit")
 ENTRIES = word_set("entries max_entries history_entries trace_entries num_entries")
-SNAPSHOT = re.compile(r"trace|snapshot|dump|history")
+SNAPSHOT = lazy(r"trace|snapshot|dump|history")
 LEAST_ROWS = 12  # fewer are a table of results, not a series
-DAY = re.compile(CLOCK)
+DAY = lazy(CLOCK)
 RANKS_KEPT = 1024
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import quantity, size, when
 
 if TYPE_CHECKING:
@@ -54,9 +55,9 @@ RATE = ("tokens_per_s", "tok_per_s", "tokens_s", "tok_s", "throughput", "tokens_
         "output_tokens_per_s", "samples_per_s", "tps", "throughput_tok_s")  # fmt: skip
 DEVICE = ("device", "device_id", "gpu", "gpu_id", "device_index", "cuda_device")
 SCALES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-UNIT = re.compile(r"_(mib|mb|gib|gb|kib|kb)$")
-IN_NAME = re.compile(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE)
-PLACE = re.compile(r"(?:(rank|cuda|gpu|device)[\s:_-]?)?(\d+)")
+UNIT = lazy(r"_(mib|mb|gib|gb|kib|kb)$")
+IN_NAME = lazy(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE)
+PLACE = lazy(r"(?:(rank|cuda|gpu|device)[\s:_-]?)?(\d+)")
 MAX_SAMPLES = 200_000
 MAX_DEPTH = 4
 

@@ -6,9 +6,9 @@ replayed kernels: never merged with a trace's.
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.cells import BASE, base, number, words
 
 if TYPE_CHECKING:
@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 
 __all__ = ["ncu_table"]
 
-CONFLICTS = re.compile(r"l1tex__data_bank_conflicts_pipe_lsu_mem_shared(?P<op>_op_\w+)?\.sum$")
-WAVEFRONTS = re.compile(r"l1tex__data_pipe_lsu_wavefronts_mem_shared(?P<op>_op_\w+)?(?:\.sum)?$")
-SOURCE_WAVES = re.compile(r"memory_l1_wavefronts_shared$")
-IDEAL = re.compile(r"memory_l1_wavefronts_shared_ideal$")
-DURATION = re.compile(r"gpu__time_duration(?:\.sum|\.avg)?$|^duration$")
-GROUPED = re.compile(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
+CONFLICTS = lazy(r"l1tex__data_bank_conflicts_pipe_lsu_mem_shared(?P<op>_op_\w+)?\.sum$")
+WAVEFRONTS = lazy(r"l1tex__data_pipe_lsu_wavefronts_mem_shared(?P<op>_op_\w+)?(?:\.sum)?$")
+SOURCE_WAVES = lazy(r"memory_l1_wavefronts_shared$")
+IDEAL = lazy(r"memory_l1_wavefronts_shared_ideal$")
+DURATION = lazy(r"gpu__time_duration(?:\.sum|\.avg)?$|^duration$")
+GROUPED = lazy(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
 Launch = tuple[str, str]
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.cells import column, word_set, words
 
 if TYPE_CHECKING:
@@ -20,17 +20,17 @@ COUNT = word_set(
     "questions num_questions n_questions question_count n_samples num_samples samples num_examples examples "
     "problems num_problems n total_questions n_questions_per_run items num_items"
 )
-SCORE = re.compile(
+SCORE = lazy(
     r"(?:^|_)(?:acc|accuracy|score|scores|exact_match|em|pass|gsm8k|mmlu|gpqa|humaneval|math|f1|correct)"
     r"(?:_|@|\d|$)"
 )
 PLAIN = word_set("scores score runs values results accuracy acc accuracies exact_match value metrics result")
-REPEAT = re.compile(r"(?:run|seed|rep|repeat|trial)_?\d+")
-STDERR = re.compile(r"stderr|std_err|standard_error")
+REPEAT = lazy(r"(?:run|seed|rep|repeat|trial)_?\d+")
+STDERR = lazy(r"stderr|std_err|standard_error")
 ARM = word_set("arm config setting backend mode precision dtype variant build group name label quant")
 SET = word_set("set task dataset benchmark model suite")
-BATCH = re.compile(r"(?:.*_)?(?:bs|batch|batch_size|batchsize)_?(\d+|n)(?:_.*)?")
-LOGPROB = re.compile(r"log_?probs?")
+BATCH = lazy(r"(?:.*_)?(?:bs|batch|batch_size|batchsize)_?(\d+|n)(?:_.*)?")
+LOGPROB = lazy(r"log_?probs?")
 
 
 def score_json(document: Any, source: Source, out: Reading) -> bool:  # noqa: ARG001

@@ -7,6 +7,7 @@ import math
 import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.cells import BASE, base, column, split_unit, word_set, words
 from moexray.readers.shapes.figures import figure_of, scale_of
 
@@ -31,8 +32,8 @@ FIGURES = {"ttft_s": "ttft_s", "e2e_s": "e2e_s", "latency_s": "e2e_s", "p50_itl_
            "max_itl_s": "itl_max_s", "tpot_s": "tpot_s", "mean_itl_s": "tpot_s", "mean_tpot_s": "tpot_s"}
 MAX_GAPS = 20_000_000
 _UNIT = r"(?:_(ms|s|us))?"
-LISTS = re.compile(r"(?:itls?|inter_token_latency|inter_token_latencies|(?:token_)?gaps?)" + _UNIT)
-TIMES = re.compile(r"(?:(?:output_)?token_?(?:times?|timestamps?|arrivals?)|emit_times?)" + _UNIT)
+LISTS = lazy(r"(?:itls?|inter_token_latency|inter_token_latencies|(?:token_)?gaps?)" + _UNIT)
+TIMES = lazy(r"(?:(?:output_)?token_?(?:times?|timestamps?|arrivals?)|emit_times?)" + _UNIT)
 
 
 def request_table(grid: Grid, source: Source, out: Reading) -> bool:

@@ -10,6 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import Sample, Samples, fault_of, flags_of, quantity, size, when
 from moexray.readers.shapes.smi_bare import name_columns
 
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["query_apps", "query_gpu"]
 
-BRACKETS = re.compile(r"\s*[\[(]([^\])]*)[\])]\s*$")
+BRACKETS = lazy(r"\s*[\[(]([^\])]*)[\])]\s*$")
 # field as nvidia-smi names it, dots as underscores -> (column of table gpu, factor of a bare number)
 FIELDS: dict[str, tuple[str, float]] = {
     "memory_total": ("total_bytes", 1), "memory_reserved": ("reserved_bytes", 1),
@@ -38,7 +39,7 @@ FALLBACKS = {
     "clocks_gr": ("sm_mhz", 1), "clocks_current_graphics": ("sm_mhz", 1), "clocks_max_gr": ("sm_max_mhz", 1),
     "clocks_max_graphics": ("sm_max_mhz", 1),
 }  # fmt: skip
-REASONS = re.compile(r"clocks_(?:throttle|event)_reasons?_(.+)")
+REASONS = lazy(r"clocks_(?:throttle|event)_reasons?_(.+)")
 ACTIVE = ("active", "supported")
 KEYS = {
     "index": "index", "gpu": "index", "gpu_index": "index", "gpu_id": "index", "device": "index",
@@ -52,7 +53,7 @@ APPS = {
     "gpu_name": "product", "type": "kind", "gpu_index": "index",
 }  # fmt: skip
 # A table is nvidia-smi's if it has one of these.
-MARKS = re.compile(
+MARKS = lazy(
     r"(?:memory|utilization|clocks|power|temperature|ecc|pcie|fan|enforced|mig|encoder|retired_pages)_\w+|pstate"
 )
 SHOWN = 6
@@ -262,7 +263,7 @@ def query_apps(grid: Grid, source: Source | None, out: Reading) -> bool:  # noqa
     return True
 
 
-UUID = re.compile(r"(?:GPU|MIG)-[0-9a-f-]{8,}")
+UUID = lazy(r"(?:GPU|MIG)-[0-9a-f-]{8,}")
 
 
 def _bare_apps(grid: Grid) -> dict[str, int]:

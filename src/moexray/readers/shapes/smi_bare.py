@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
+from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import MIB, fault_of, quantity, size, when
 
 if TYPE_CHECKING:
@@ -12,9 +12,9 @@ if TYPE_CHECKING:
 
 __all__ = ["name_columns"]
 
-UUID = re.compile(r"GPU-[0-9a-f-]{8,}")
-BUS = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d")
-PRODUCT = re.compile(r"(?:NVIDIA|Tesla|Quadro|GeForce|GRID|Graphics)\b.*")
+UUID = lazy(r"GPU-[0-9a-f-]{8,}")
+BUS = lazy(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.\d")
+PRODUCT = lazy(r"(?:NVIDIA|Tesla|Quadro|GeForce|GRID|Graphics)\b.*")
 UNITS = {
     "%": ("utilization.gpu [%]", "utilization.memory [%]"),
     "mhz": ("clocks.sm [MHz]",),

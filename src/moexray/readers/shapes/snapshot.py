@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError
+from moexray.core.pattern import lazy
 from moexray.core.tables.snapshot import STATES
 from moexray.readers.shapes.snapshot_events import Pools, Stacks, fill_events, marked_ranges, whole
 from moexray.readers.shapes.snapshot_tape import TapeTrace, top_of
@@ -26,7 +27,7 @@ __all__ = ["from_tape", "is_snapshot", "shape"]
 
 MAX_RECORDS = 8_000_000  # segments, blocks and events of one file: about 60 bytes each as columns
 MAX_FAULTS = 200
-RANK_IN_NAME = re.compile(r"(?:^|[^a-z])rank[_.\-]?(\d{1,5})(?!\d)", re.IGNORECASE)
+RANK_IN_NAME = lazy(r"(?:^|[^a-z])rank[_.\-]?(\d{1,5})(?!\d)", re.IGNORECASE)
 DEVICE_KEYS = ("device", "address", "total_size", "blocks")
 STATE_CODES = {name: code for code, name in enumerate(STATES)} | {"active_awaiting_free": 2}
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.pattern import lazy
 from moexray.readers.cells import BASE, base, column, split_unit, word_set, words
 from moexray.readers.shapes.figures import scale_of
 
@@ -19,11 +19,11 @@ __all__ = ["step_json", "step_table"]
 
 NAN = float("nan")
 STEP = word_set("step iter iteration step_id step_idx engine_step iteration_counter iter_counter")
-DURATION = re.compile(
+DURATION = lazy(
     r"(?:engine_|decode_|forward_)?(?:step|iter|iteration|forward)?_?(?:time|latency|duration|dur|lat)?(?:_per_step)?"
 )
-PREFILL = re.compile(r"prefill|new_tok|context_tok|ctx_tok|prompt_tok|num_ctx_tokens")
-PREFILL_NOT = re.compile(r"req|time|latency|seqs|_ms\b")
+PREFILL = lazy(r"prefill|new_tok|context_tok|ctx_tok|prompt_tok|num_ctx_tokens")
+PREFILL_NOT = lazy(r"req|time|latency|seqs|_ms\b")
 SEQ_LEN = word_set("seq_len sequence_length seqlen max_seq_len context_len prompt_len seq")
 BATCH = word_set("batch batch_size running num_running num_seqs bs num_active_requests")
 RANK = word_set("rank dp_rank dp engine engine_id dp_id gpu")
