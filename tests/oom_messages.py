@@ -150,7 +150,7 @@ def quoted(text: str, how: str) -> str:
     if how == "json":
         import json
 
-        return json.dumps({"level": "error", "log": f"Traceback (most recent call last):\n  File \"a.py\", line 1\n{text}\n"})
+        return json.dumps({"level": "error", "log": f'Traceback (most recent call last):\n  File "a.py", line 1\n{text}\n'})
     if how == "escaped":
         body = text.replace("\n", "\\n")
         return f"ERROR 01-12 09:40:11 [a.py:1] 'Traceback (most recent call last):\\n  File \"a.py\"\\n{body}\\n'"

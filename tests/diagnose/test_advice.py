@@ -1,6 +1,7 @@
 """advice.expandable_segments_unsafe: launch lines, environments, logs."""
 
 import pytest
+
 from text_runs import actions, said
 
 ID = "advice.expandable_segments_unsafe"

@@ -1,9 +1,9 @@
 """Rules on out-of-memory records: a positive and a near miss of each, with arithmetic by hand."""
 
 import pytest
-from text_runs import actions, ruled_out, run_of, said
 
 from moexray.diagnose.oom_ledger import ledger
+from text_runs import actions, ruled_out, run_of, said
 
 GIB, MIB = 1 << 30, 1 << 20
 
@@ -44,7 +44,7 @@ CASES = {
 @pytest.mark.parametrize("id", sorted(CASES))
 def test_each_verdict_has_its_record(id):
     found = said(a=CASES[id])
-    assert list(found)[0] == id
+    assert next(iter(found)) == id
     assert found[id].severity == "error"
     assert found[id].evidence
     wrong = set(CASES) - {id}
@@ -246,7 +246,7 @@ OUTSIDE = record("1.50 GiB", "310.00 MiB", allocated="68.52 GiB")
 def test_buffers_of_the_all_to_all_are_the_owner():
     # 256 x 512 x (2 x 7168 x 2) x 2 = 7.0 GiB of 9.88 GiB outside PyTorch
     found = said(launch=DEEPEP.format(512, "deepep"), config="model config: " + SHAPE, log=OUTSIDE)
-    assert list(found)[0] == "mem.non_torch_buffers"
+    assert next(iter(found)) == "mem.non_torch_buffers"
     assert found["mem.non_torch_buffers"].value == 256 * 512 * 4 * 7168 * 2
     assert "DISPATCH_TOKENS" in actions(found["mem.non_torch_buffers"])
 
@@ -260,7 +260,7 @@ def test_buffers_of_the_all_to_all_are_the_owner():
     ],
 )
 def test_otherwise_the_owner_is_not_named(launch, shape):
-    assert list(said(launch=launch, config="model config: " + shape, log=OUTSIDE))[0] == "mem.non_torch"
+    assert next(iter(said(launch=launch, config="model config: " + shape, log=OUTSIDE))) == "mem.non_torch"
 
 
 def test_many_devices_are_summed_up():

@@ -1,10 +1,10 @@
 """Retries that recovered, graph pools that are large."""
 
 import pytest
-from text_runs import run_of, said
 
 from moexray.core.limits import Limits
 from moexray.diagnose.oom_log import retries_recovered
+from text_runs import run_of, said
 
 GIB = 1 << 30
 WARN = "[rank{r}]:[W812 16:00:{s:02d}.64344{n:04d} CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device {r} while trying to allocate {b} bytes (free: 15794176, total: 150111977472).\n"

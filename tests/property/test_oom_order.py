@@ -56,7 +56,7 @@ sizes = st.one_of(st.none(), st.integers(0, 4 * GIB), st.integers(0, 100 * GIB))
 )
 def test_the_first_yes_is_the_naive_one(numbers, phase, budget, context, growing):
     names = ("request", "free", "total", "process", "allocated", "fragments")
-    known = {n: v for n, v in zip(names, numbers, strict=True)}
+    known = dict(zip(names, numbers, strict=True))
     rounding = {n: 0.005 * GIB for n, v in known.items() if v is not None}
     f = Figures(**known, rounding=rounding)
     got = decide(f, Around(phase, budget, context, growing), LIMITS)

@@ -5,10 +5,19 @@ import random
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from oom_messages import PREFIXES, WORDINGS, half_step, quoted, some_numbers, warning, wrap_anywhere, wrap_words
 
 from moexray.core.run import Reading
 from moexray.readers.lines import clean_lines, oom
+from oom_messages import (
+    PREFIXES,
+    WORDINGS,
+    half_step,
+    quoted,
+    some_numbers,
+    warning,
+    wrap_anywhere,
+    wrap_words,
+)
 
 
 def read(text):
@@ -83,7 +92,7 @@ def test_one_failure_repeated_on_the_way_up_is_one_record(wording):
     numbers = some_numbers(random.Random(7))
     text = render(numbers)
     log = "\n".join(f"(EngineCore_DP0 pid=9) ERROR 01-12 09:40:11 [core.py:710] {x}" for x in text.split("\n"))
-    log += "\nTraceback (most recent call last):\n  File \"a.py\", line 3, in f\n" + text + "\n"
+    log += '\nTraceback (most recent call last):\n  File "a.py", line 3, in f\n' + text + "\n"
     log += "(APIServer pid=1) ERROR 01-12 09:40:12 [launcher.py:1] " + text.replace("\n", " ")
     (row,) = read(log)
     assert row["repeats"] == 3

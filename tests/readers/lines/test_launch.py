@@ -43,13 +43,13 @@ def test_lines_joined_by_backslashes():
     "text",
     [
         "docker run --gpus all -e PYTORCH_ALLOC_CONF=expandable_segments:True -e NCCL_DEBUG=INFO image vllm serve M --tensor-parallel-size 2",
-        "services:\n  vllm:\n    image: vllm/vllm-openai\n    environment:\n      - PYTORCH_ALLOC_CONF=expandable_segments:True\n      - NCCL_DEBUG=INFO\n    command: [\"--model\", \"M\", \"--tensor-parallel-size\", \"2\"]",
-        "services:\n  vllm:\n    environment:\n      PYTORCH_ALLOC_CONF: \"expandable_segments:True\"\n      NCCL_DEBUG: INFO\n    command: >\n      --model M\n      --tensor-parallel-size 2",
-        "containers:\n- name: server\n  args:\n  - --model\n  - M\n  - --tensor-parallel-size\n  - \"2\"\n  env:\n  - name: PYTORCH_ALLOC_CONF\n    value: \"expandable_segments:True\"\n  - name: NCCL_DEBUG\n    value: INFO",
-        "containers:\n- name: server\n  command: [\"vllm\", \"serve\", \"M\"]\n  args: [\"--tensor-parallel-size=2\"]\n  env:\n  - name: PYTORCH_ALLOC_CONF\n    value: expandable_segments:True\n  - name: NCCL_DEBUG\n    value: INFO",
+        'services:\n  vllm:\n    image: vllm/vllm-openai\n    environment:\n      - PYTORCH_ALLOC_CONF=expandable_segments:True\n      - NCCL_DEBUG=INFO\n    command: ["--model", "M", "--tensor-parallel-size", "2"]',
+        'services:\n  vllm:\n    environment:\n      PYTORCH_ALLOC_CONF: "expandable_segments:True"\n      NCCL_DEBUG: INFO\n    command: >\n      --model M\n      --tensor-parallel-size 2',
+        'containers:\n- name: server\n  args:\n  - --model\n  - M\n  - --tensor-parallel-size\n  - "2"\n  env:\n  - name: PYTORCH_ALLOC_CONF\n    value: "expandable_segments:True"\n  - name: NCCL_DEBUG\n    value: INFO',
+        'containers:\n- name: server\n  command: ["vllm", "serve", "M"]\n  args: ["--tensor-parallel-size=2"]\n  env:\n  - name: PYTORCH_ALLOC_CONF\n    value: expandable_segments:True\n  - name: NCCL_DEBUG\n    value: INFO',
         "FROM vllm/vllm-openai\nENV PYTORCH_ALLOC_CONF=expandable_segments:True\nENV NCCL_DEBUG=INFO\nCMD vllm serve M --tensor-parallel-size 2",
         "#!/bin/bash\nexport PYTORCH_ALLOC_CONF=expandable_segments:True\nexport NCCL_DEBUG='INFO'\nexec vllm serve M --tensor-parallel-size=2 \"$@\"",
-        "$ PYTORCH_ALLOC_CONF=\"expandable_segments:True\" NCCL_DEBUG=INFO python3 -m vllm.entrypoints.openai.api_server --model M --tensor-parallel-size 2",
+        '$ PYTORCH_ALLOC_CONF="expandable_segments:True" NCCL_DEBUG=INFO python3 -m vllm.entrypoints.openai.api_server --model M --tensor-parallel-size 2',
     ],
 )
 def test_the_same_settings_in_every_notation(text):

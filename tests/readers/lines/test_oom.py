@@ -74,7 +74,7 @@ NONE = {
     "counter": "INFO 01-12 09:37:10 [stats.py:61] preempted 0, failed 0, oom 0, retries 0",
     "test names": "tests/test_oom_guard.py::test_message_of_out_of_memory_error PASSED      [ 50%]",
     "guard": "INFO oom guard enabled: threshold 0.97",
-    "other language": "[2026-02-03 08:10:05] 未发现内存不足（out of memory）的历史记录",
+    "other language": "[2026-02-03 08:10:05] 未发现内存不足（out of memory）的历史记录",  # noqa: RUF001
     "what does it mean": "What is `torch.OutOfMemoryError`?\n  The exception class since torch 2.5.",
 }
 
@@ -97,7 +97,7 @@ BARE = {
     "triton": "RuntimeError: Triton Error [CUDA]: out of memory",
     "terminate": "terminate called after throwing an instance of 'c10::Error'\n  what():  CUDA error: out of memory",
     "trtllm": "[TensorRT-LLM][ERROR] CUDA runtime error in ::cudaMallocAsync(ptr, n, pool, stream): out of memory (buffers.h:125)",
-    "class only": "Traceback (most recent call last):\n  File \"a.py\", line 1\ntorch.OutOfMemoryError:",
+    "class only": 'Traceback (most recent call last):\n  File "a.py", line 1\ntorch.OutOfMemoryError:',
     "request only": "torch.OutOfMemoryError: CUDA out of memory.",
 }
 
