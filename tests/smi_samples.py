@@ -35,7 +35,7 @@ def rows(run, table="gpu"):
     for batch in run.batches(table):
         for i in range(len(batch.columns["key"])):
             row = {k: v[i] for k, v in batch.columns.items()}
-            out.append({k: v for k, v in row.items() if v == v})
+            out.append({k: v for k, v in row.items() if v == v})  # noqa: PLR0124 (NaN)
     return out
 
 
