@@ -134,6 +134,8 @@ def _pinning(shot: Shot) -> np.ndarray:
 
 def _remedies(run: Run, shot: Shot, site: str) -> tuple[Remedy, ...]:
     out = []
+    if shot.events is not None and len(shot.events["action"]) > 1 and not expandable_is_on(run, shot):
+        out.append(remedy("snapshot.try_settings", source=shot.source))
     if not expandable_is_on(run, shot):
         if not clash_of_expandable(run):
             out.append(remedy("snapshot.expandable"))

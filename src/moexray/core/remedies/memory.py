@@ -44,7 +44,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "replay-history",
         "Record the allocation history (torch.cuda.memory._record_memory_history, then _dump_snapshot) and "
-        "replay it with the settings in question before changing them.",
+        "try the settings on it with `moexray whatif memory SNAPSHOT` before changing them.",
         "Switch the recording off.",
         "The recording costs about 2 microseconds per allocation; dump it at idle.",
     ),

@@ -8,6 +8,13 @@ __all__ = ["REMEDIES"]
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
+        "snapshot.try_settings",
+        "Run `moexray whatif memory` on {source}: it replays this history under other settings, checks the"
+        " replay against the recording, and names the line to set.",
+        "Nothing is changed by it.",
+        "Give it the snapshots of all ranks: what helps one may hurt another.",
+    ),
+    Remedy(
         "snapshot.expandable",
         "Start with PYTORCH_ALLOC_CONF=expandable_segments:True (torch >= 2.1; before 2.9 the variable is"
         " PYTORCH_CUDA_ALLOC_CONF): a segment grows in pages, and free pages go back one by one.",
@@ -45,7 +52,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "snapshot.pooled_buffer",
         "Replace the temporary of {site} by one buffer of {bytes} B that is allocated once and reused"
-        " (runtime.buffers), or pad its length to a few sizes.",
+        ", or pad its length to a few sizes.",
         "Call the original allocation again.",
         "The buffer stays allocated between the steps.",
     ),

@@ -48,7 +48,7 @@ VERDICTS: tuple[Verdict, ...] = (
         " (annotations; without any, the period of the call site), and segment_alloc, segment_free, map or"
         " unmap events belong to it in >= 10 % of the steps after the first tenth.",
         refuted="Hits of the cache only, or growth at start-up only.",
-        do=("One buffer that is allocated once (runtime.buffers).", "Pad the length to a few sizes."),
+        do=("One buffer that is allocated once and reused.", "Pad the length to a few sizes."),
         needs=("allocator snapshot with history",),
     ),
     Verdict(
