@@ -1,10 +1,11 @@
 """An unpickler for untrusted files: containers and numbers only, nothing is imported or called.
 
-It interprets the opcodes itself (safe_pickle_opcodes.py) instead of subclassing
-`pickle.Unpickler`: there is no import to reach, the memo is a dict (an index of 4 billion costs
-nothing), every object is paid from a budget, only flat keys are hashed, each fault has an offset,
-and what was built before a file breaks off can be used. A caller that needs objects (tensors of a
-.pt file) gives `find_global`, which maps names to the caller's own functions.
+Plain pickles go the quick way (safe_pickle_plain.py). All else is interpreted opcode by opcode
+(safe_pickle_opcodes.py) instead of by a subclass of `pickle.Unpickler`: there is no import to reach,
+the memo is a dict (an index of 4 billion costs nothing), every object is paid from a budget, only flat
+keys are hashed, each fault has an offset, and what was built before a file breaks off can be used. A
+caller that needs objects (tensors of a .pt file) gives `find_global`, which maps names to the caller's
+own functions.
 """
 
 from __future__ import annotations
@@ -79,6 +80,10 @@ def salvage(data: bytes) -> tuple[Any, int | None]:
     Raises:
         UnsafeError, LimitError, ReadError: as loads_at.
     """
+    from moexray.readers.safe_pickle_plain import NOT_PLAIN, plain
+
+    if (whole := plain(data)) is not NOT_PLAIN:
+        return whole, None
     machine = Machine(data)
     try:
         return _guarded(machine), None

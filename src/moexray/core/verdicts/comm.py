@@ -70,6 +70,26 @@ VERDICTS: tuple[Verdict, ...] = (
         ("flight-recorder dumps of all ranks", "watchdog lines with NumelIn and NumelOut"),
     ),
     Verdict(
+        "comm.slow_transfer",
+        "The transfer itself is slow: all ranks had arrived, and the bytes took too long.",
+        "Traces of two or more ranks: lateness (longest - shortest duration) < 5 % of the collective's "
+        "duration, and duration - lateness >= 2 times the median of the same operation and size elsewhere "
+        "(other steps, groups or ranks). Without traces: waits per pair of ranks, where a pair, or a rank in "
+        "both directions, is >= 2 times the median of all pairs. A transport line (sockets where peers use "
+        "InfiniBand, a lost NIC) raises the confidence; alone it cannot tell.",
+        "One rank only; arrival skew explains the wait (comm.straggler_wait); bytes grew in proportion "
+        "(ep.skew).",
+        (
+            "check that link: transport lines, NIC state, NCCL_IB_* settings, topology",
+            "run again with the pair or the node left out",
+        ),
+        (
+            "traces of at least two ranks of the same steps",
+            "transport lines (NCCL_DEBUG=INFO) and link counters",
+            "waits per source, as DeepEP statistics give them",
+        ),
+    ),
+    Verdict(
         "comm.timeout_near",
         "A collective completed after a wait that was close to the watchdog's limit.",
         "Longest time from created to completed of an operation that completed, >= 50 % of the timeout of "
