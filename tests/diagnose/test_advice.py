@@ -75,3 +75,22 @@ def test_several_servers_give_one_finding():
 def test_two_commands_in_one_file_keep_their_environment():
     text = ON + "vllm serve A -tp 1\n\nvllm serve B -tp 4\n"
     assert ID not in said(launch=text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "export PYTORCH_ALLOC_CONF=max_split_size_mb:512,expandable_segments:True\npython -m sglang.launch_server --model-path M --tp 8",
+        "services:\n  engine:\n    environment:\n      - PYTORCH_ALLOC_CONF=expandable_segments:True\n    command: --model M --tensor-parallel-size 4\n",
+        '{"engine": {"Env": ["PYTORCH_ALLOC_CONF=expandable_segments:True"], "Cmd": ["vllm", "serve", "M", "--tensor-parallel-size", "4"]}}',
+        '{"command": ["vllm", "serve"], "args": ["M", "--tensor-parallel-size=4"], "env": [{"name": "PYTORCH_ALLOC_CONF", "value": "expandable_segments:True"}]}',
+        '{"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "argv": ["vllm", "serve", "M", "--tensor-parallel-size", "4"]}',
+        'PYTORCH_ALLOC_CONF: expandable_segments:True\ntensor-parallel-size: 4\n',
+    ],
+)
+def test_settings_in_other_containers(text):
+    assert said(launch=text)[ID].severity == "error"
+
+
+def test_a_sentence_starts_no_server():
+    assert said(notes="Use PYTORCH_ALLOC_CONF=expandable_segments:True with vllm serve M --tensor-parallel-size 8 with care.") == {}

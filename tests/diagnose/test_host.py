@@ -51,3 +51,20 @@ def test_several_processes():
     second = KERNEL.replace("4242", "77")
     assert "2 processes" in said(kern=KERNEL + second)["mem.host_oom"].claim
     assert "loader workers" in actions(said(kern=KERNEL)["mem.host_oom"])
+
+
+def test_words_about_kills_are_no_kills():
+    for text in (
+        "# FAQ\n\nIf the pod shows OOMKilled, raise the limit.\n",
+        "we have not seen OOMKilled since the update\n",
+        "INFO 05-11 03:20:14 [m.py:210] worker 3 was not killed by the OOM killer\n",
+        "When the kernel prints Out of memory: Killed process 4242 (python3) the host is full.\n",
+    ):
+        assert said(notes=text) == {}
+
+
+def test_a_clause_elsewhere_on_the_line_does_not_matter():
+    pod = '{"spec": {"restartPolicy": "Never"}, "status": {"terminated": {"exitCode": 137, "reason": "OOMKilled"}}}'
+    assert list(said(pod=pod)) == ["mem.host_oom"]
+    oomd = "Jan 12 09:00:01 node systemd-oomd[8]: Killed /user.slice/x.scope due to memory used (99%) / total being more than 90%\n"
+    assert list(said(log=oomd)) == ["mem.host_oom"]

@@ -1,5 +1,7 @@
 """Rules on out-of-memory records: a positive and a near miss of each, with arithmetic by hand."""
 
+import json
+
 import pytest
 
 from moexray.diagnose.oom_ledger import ledger
@@ -286,3 +288,36 @@ def test_the_ledger_adds_up_to_the_device():
     old = "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 0; 8.00 GiB total capacity; 6.00 GiB already allocated; 1.00 GiB free; 6.50 GiB reserved in total by PyTorch)"
     owners = {r["owner"]: r["bytes"] for r in ledger(run_of(a=old))}
     assert owners["unknown"] == pytest.approx(0.5 * GIB, rel=1e-6)
+
+
+FRAMES = "Traceback (most recent call last):\n  File \"/x/core.py\", line 7, in run\n    f()\n"
+
+
+@pytest.mark.parametrize(
+    "record_of",
+    [
+        lambda m: {"ts": 1768212000.5, "severity": "error", "msg": "worker failed", "exc_info": FRAMES + m},
+        lambda m: {"time": 1768212000500, "level": 50, "msg": "failed", "err": {"message": m, "stack": FRAMES + m}},
+        lambda m: {"@timestamp": "2026-01-12T10:00:00Z", "message": "died", "error": {"stack_trace": FRAMES + m}},
+        lambda m: {"severity": "ERROR", "timestamp": "2026-01-12T10:00:00Z", "jsonPayload": {"message": m}},
+        lambda m: {"text": "2026-01-12 10:00:00 | ERROR | x:y:1 - boom\n" + m, "record": {"message": "boom"}},
+    ],
+)
+@pytest.mark.parametrize("shape", [lambda r: r, lambda r: [r, r], lambda r: {"total": 1, "logs": [r]}])
+@pytest.mark.parametrize("indent", [None, 2])
+def test_structured_logs(record_of, shape, indent):
+    found = said(log=json.dumps(shape(record_of(CASES["mem.fragmentation"])), indent=indent))
+    assert list(found) == ["mem.fragmentation"]
+
+
+def test_a_deep_json_document_is_no_program():
+    found = said(pod=json.dumps({"a": {"b": {"c": {"terminated": {"message": CASES["mem.true_exhaustion"]}}}}}, indent=2))
+    assert list(found) == ["mem.true_exhaustion"]
+
+
+def test_a_record_before_a_restart_is_of_an_earlier_process():
+    start = "INFO 01-12 09:0{}:00 [api.py:1] vLLM API server version 0.11.0\n"
+    failed = "ERROR 01-12 09:02:00 [core.py:1] " + CASES["mem.true_exhaustion"] + "\n"
+    served = "INFO:     Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)\n"
+    assert said(log=start.format(1) + failed + start.format(3) + served) == {}
+    assert "mem.true_exhaustion" in said(log=start.format(1) + failed + start.format(3))

@@ -70,3 +70,18 @@ def test_two_engines_on_the_same_model():
     assert said(a=vllm.format(2.0), b=sglang)["mem.graph_pool_large"].value == pytest.approx(3.0)
     assert said(a=vllm.format(4.0), b=sglang) == {}
     assert said(a=vllm.format(2.0).replace("'M'", "'N'"), b=sglang) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("INFO 01-12 10:00:00 [x.py:1] rank 0 num_alloc_retries=12 num_ooms=0 allocated=61.2GiB\n", True),
+        ("OrderedDict([('reserved_bytes.all.current', 9), ('num_alloc_retries', 12), ('num_ooms', 0)])\n", True),
+        ("OrderedDict({'num_alloc_retries': 12,\n 'num_ooms': 0})\n", True),
+        ("INFO 01-12 10:00:00 [x.py:1] num_alloc_retries=0 num_ooms=0\n", False),
+        ("INFO 01-12 10:00:00 [x.py:1] num_alloc_retries=12 num_ooms=1\n", False),
+        ("INFO 01-12 10:00:00 [x.py:1] num_alloc_retries=12\n", False),
+    ],
+)
+def test_counters_that_a_log_prints(text, says):
+    assert ("mem.alloc_retry_recovered" in said(log=text)) is says

@@ -12,7 +12,10 @@ from moexray.core.errors import ReadError
 from moexray.core.pattern import lazy
 from moexray.core.source import decode
 from moexray.readers import kineto, text
+from moexray.readers.lines.container import log_records
+from moexray.readers.lines.line import Cleaner
 from moexray.readers.shapes import first_that_takes
+from moexray.readers.shapes.launch_json import launch_json
 
 if TYPE_CHECKING:
 
@@ -31,9 +34,9 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.matrix:read_json",
     "moexray.readers.shapes.groups:read",
     "moexray.readers.shapes.prom_json:prom_json",
+    "moexray.readers.shapes.step_log:step_json",
     "moexray.readers.shapes.routing:read_json",
     "moexray.readers.shapes.requests:token_json",
-    "moexray.readers.shapes.step_log:step_json",
     "moexray.readers.shapes.numerics:logprob_json",
     "moexray.readers.shapes.numerics:score_json",
     "moexray.readers.shapes.bench_json:bench_json",
@@ -71,7 +74,11 @@ def read(source: Source, out: Reading) -> None:
     if first_that_takes(SHAPES, document, source, out):
         return
     repairs, out.problems = out.problems, []
-    text.read(source, out)
+    launch_json(document, out)
+    if records := log_records(document):
+        text.parse_lines(list(Cleaner("").lines(enumerate(records, 1))), out, "")
+    else:
+        text.read(source, out)
     if not out.rows:
         out.problems = repairs
         raise ReadError("JSON of no known shape", where=source.path, hint="see docs/capture.md")

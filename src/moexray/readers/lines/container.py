@@ -13,11 +13,17 @@ from typing import Any
 from moexray.core.pattern import lazy
 from moexray.readers.lines.stamp import CLOCK, ISO, MONTHS, epoch, iso_seconds
 
-__all__ = ["MESSAGE_KEYS", "Wrapped", "is_json_log", "message_of", "unwrap"]
+__all__ = ["MESSAGE_KEYS", "Wrapped", "is_json_log", "log_records", "message_of", "unwrap"]
 
 MESSAGE_KEYS = ("log", "message", "msg", "MESSAGE", "event", "textPayload", "line", "body")
 TIME_KEYS = ("time", "timestamp", "ts", "@timestamp", "asctime", "t", "date", "created")
 LEVEL_KEYS = ("level", "levelname", "severity", "lvl", "log.level", "PRIORITY")
+# Where structured loggers put the exception that belongs to the message; an object holds it in these keys.
+ERROR_KEYS = (
+    "exc_info", "exception", "traceback", "stack_trace", "stacktrace", "stack", "error.stack_trace", "error",
+    "err", "exc", "error.message",
+)  # fmt: skip
+ERROR_PARTS = ("stack_trace", "stacktrace", "traceback", "stack", "message", "value")
 # What stands beside the message in a record of a log, as opposed to an API message or a chat.
 COMPANIONS = frozenset(
     (*TIME_KEYS, *LEVEL_KEYS, "stream", "logger", "name", "kubernetes", "container_name", "_PID",
@@ -76,11 +82,42 @@ def unwrap(text: str, year: int) -> Wrapped | None:
 
 def message_of(record: dict[str, Any]) -> str | None:
     """The text of a record of a JSON log, or None if it is no such record."""
+    inner = record.get("jsonPayload")  # Cloud Logging puts the program's own record into this
+    if isinstance(inner, dict) and (message := message_of({**inner, "severity": ""})) is not None:
+        return message
+    if isinstance(record.get("record"), dict) and isinstance(record.get("text"), str):
+        return str(record["text"])  # loguru's serialised form: the line as it would be printed
     for key in MESSAGE_KEYS:
         value = record.get(key)
         if isinstance(value, str) and (key == "log" or COMPANIONS.intersection(record) or len(record) == 1):
-            return value
+            return _with_error(value, record)
     return None
+
+
+def _with_error(message: str, record: dict[str, Any]) -> str:
+    """The message, and below it the exception that the record carries in a field of its own."""
+    for key in ERROR_KEYS:
+        value = record.get(key)
+        if isinstance(value, dict):
+            value = next((value[k] for k in ERROR_PARTS if isinstance(value.get(k), str)), None)
+        if isinstance(value, str) and value and value.strip() not in message:
+            return f"{message.rstrip()}\n{value.rstrip()}\n"
+    return message
+
+
+def log_records(document: Any) -> list[str]:
+    """The records of a log that was exported as one JSON array, a line of JSON each; [] if it is none.
+
+    The array may be the only one of an object ({"logs": [...]}, {"total": 2, "hits": [...]}).
+    """
+    if isinstance(document, dict):
+        arrays = [v for v in document.values() if isinstance(v, list)]
+        document = arrays[0] if len(arrays) == 1 else None
+    if not isinstance(document, list):
+        return []
+    records = [r.get("_source", r) if isinstance(r, dict) else r for r in document]
+    held = [json.dumps(r) for r in records if isinstance(r, dict) and message_of(r) is not None]
+    return held if len(held) >= 0.5 * len(records) else []
 
 
 def is_json_log(head: bytes) -> bool:

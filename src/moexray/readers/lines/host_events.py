@@ -26,7 +26,13 @@ _UNIT_KILLED = lazy(
     r"|result=oom-kill"
     r"|detected [1-9]\d* oom[-_ ]?kill|some of the step tasks have been oom killed|memory cgroup out of"
     r" memory"
-    r"|\bTaskOOM\b|/tasks/oom\b"
+    r"|\bTaskOOM\b|/tasks/oom\b|\bkilled \S+ due to memory (?:used|pressure)"
+)
+_CLAUSE = lazy(r"[{}\[\]\";,]|[.:] ")
+# Sentences about such kills: conditions, denials, advice.
+_SPOKEN = lazy(
+    r"(?i)\b(?:if|when|whenever|whether|unless|not|never|without|no|avoid|prevents?|may|might|could|would"
+    r"|should|e\.g\.|example|such as|looks? like|typical\w*)\b|n't\b"
 )
 _OOMKILLED = lazy(r"\bOOMKilled\b(?!\"?'?\s*[:=]\s*\"?(?:false|0|no)\b)", re.IGNORECASE)
 _RAY = lazy(
@@ -67,8 +73,15 @@ _CONTAINER_EXIT = lazy(r"^\W*exit[ _]?code\"?\s*[:=]\s*(137)\b", re.IGNORECASE)
 _ORDERLY = lazy(r"(?i)graceful|on request|by user|shutting down|stopping|scale|preempt|drain|requested")
 
 
+def _spoken(lead: str) -> bool:
+    """Whether the clause in front of the words makes a sentence of them that reports nothing."""
+    return lead.lstrip().startswith("#") or bool(_SPOKEN.search(_CLAUSE.split(lead)[-1]))
+
+
 def _kernel(text: str) -> dict[str, Any] | None:
     m = _KILLED.search(text)
+    if m and _spoken(text[: m.start()]):
+        return None
     sizes = {k: int(n[1]) * 1024 for k, p in _KB.items() if (n := p.search(text))}
     if m:
         pid, name = (m[1], m[2]) if m[1] else (m[3], m[4])
@@ -85,10 +98,10 @@ def _kernel(text: str) -> dict[str, Any] | None:
 
 
 def _runtime(text: str) -> dict[str, Any] | None:
-    if _OOMKILLED.search(text):
-        return {"by": "container"}
-    if _UNIT_KILLED.search(text):
-        return {"by": "service"}
+    for pattern, by in ((_OOMKILLED, "container"), (_UNIT_KILLED, "service")):
+        m = pattern.search(text)
+        if m and not _spoken(text[: m.start()]):
+            return {"by": by}
     if _RAY.search(text):
         return {"by": "ray"}
     if m := _COUNTER.search(text):

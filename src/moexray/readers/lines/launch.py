@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.readers.lines.line import Line
 
-__all__ = ["parse"]
+__all__ = ["add_command", "parse"]
 
 COMMAND = lazy(
     r"\bvllm (?:serve|bench)\b|\bvllm\.entrypoints[\w.]*|\bsglang\.launch_server\b"
@@ -34,12 +34,19 @@ ASSIGNMENT = lazy(r"(?<![\w.-])([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)=(\"[^\"]*\"|'[^']
 EXPORT = lazy(
     r"^\s*(?:export|declare -x|ENV|set|setenv|-\s|--env |-e"
     r" )?\s*[\"']?([A-Z][A-Z0-9]*(?:_[A-Z0-9]+)+)[\"']?\s*[:=]\s*"
-    r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"',;]+))"
+    r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"';]+))"
 )
 YAML_NAME = lazy(r"^\s*(?:-\s*)?name:\s*[\"']?([A-Z][A-Z0-9_]+)[\"']?\s*$")
 YAML_VALUE = lazy(r"^\s*value:\s*(.+?)\s*$")
 YAML_ITEM = lazy(r"^\s*-\s*[\"']?(--?[A-Za-z][^\"']*?)[\"']?\s*$|^\s*-\s*[\"']?([^\s:\"'][^:\"']*)[\"']?\s*$")
-YAML_START = lazy(r"^\s*(?:-\s*)?(?:command|args|extraArgs|extra_args):\s*(?:\[(.*)\])?\s*[|>]?-?\s*$")
+YAML_START = lazy(
+    r"^\s*(?:-\s*)?(?:command|args|extraArgs|extra_args):\s*(?:\[(.*)\]|[\"']?(\S.* --?\w.*?|--\w.*?)[\"']?)?"
+    r"\s*[|>]?-?\s*$"
+)
+CONFIG = lazy(  # a file of settings, YAML or JSON
+    r"^\s*[\"']?(tensor[-_]parallel[-_]size|tp[-_]size|(?:enable|disable|gpu|mem)[-_](?:sleep[-_]mode|memory[-_]saver"
+    r"|custom[-_]all[-_]reduce|memory[-_]utilization|fraction[-_]static))[\"']?\s*:\s*[\"']?([\w.]+)[\"']?\s*,?\s*$"
+)
 ECHO = lazy(
     r"(?:server_args=)?ServerArgs\((.*)\)\s*$|non-default args: (?:Namespace\(|\{)(.*)[)}]\s*$|\bargs:"
     r" Namespace\((.*)\)\s*$"
@@ -88,6 +95,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
 _GATE = (
     "vllm", "sglang", "trtllm", "tensorrt_llm", "torchrun", "torch.distributed", "deepspeed", "accelerate",
     "docker run", "podman run", "_CONF", "Args", "args", "config:", "name:", "command:", "hidden_", "experts",
+    "parallel", "tp_size", "tp-size", "sleep", "saver", "all_reduce", "all-reduce", "utilization", "static",
 )  # fmt: skip
 _OPENING = lazy(
     r"\s*(?:export |declare -x |ENV |set |setenv |- |--env |-e )?[\"']?[A-Z][A-Z0-9]*_[A-Z0-9_]+[\"']?\s*[:=]"
@@ -102,11 +110,12 @@ def _is_command(text: str) -> bool:
         return False
     words = ASSIGNMENT.sub("", head).replace("`", " ").split()
     plain = [w for w in words if re.fullmatch(r"[A-Za-z]+[.,]?", w) and w not in SHELL_WORDS]
-    if len(plain) > 2:
+    if len(plain) > 2 or any(w.lower() in SENTENCE for w in plain):
         return False
     return "--" in text or "=" in head or " -" in text or text.rstrip().endswith("\\") or not plain
 
 
+SENTENCE = frozenset({"and", "avoid", "for", "if", "in", "or", "set", "the", "to", "use", "using", "with"})
 SHELL_WORDS = frozenset(
     {
         "python",
@@ -226,7 +235,9 @@ def _environment(lines: Sequence[Line], at: int, out: Reading) -> int:
             )
             return 2
     if (m := EXPORT.match(text)) and is_setting_name(m[1]) and not COMMENT.match(text):
-        _add(out, line, [(m[1], m[2] or m[3] or m[4] or "", "environment")], text)
+        _add(out, line, [(m[1], (m[2] or m[3] or m[4] or "").rstrip(","), "environment")], text)
+    elif m := CONFIG.match(text):
+        _add(out, line, [(canonical(m[1]), m[2], "config")], text)
     elif "hidden" in text or "experts" in text:
         shape = [(m[1], m[2], "config") for m in SHAPE.finditer(text)]
         _add(out, line, shape, text)
@@ -245,12 +256,14 @@ ADVICE = lazy(
 
 def _yaml_command(text: str) -> str | None:
     m = YAML_START.match(text)
-    return None if m is None else (m[1] or "")
+    return None if m is None else (m[1] or m[2] or "")
 
 
 def _yaml(lines: Sequence[Line], at: int) -> tuple[str, int]:
     """The words of a `command:` or `args:` list of a Kubernetes or Compose file."""
     inline = _yaml_command(lines[at].text)
+    if inline and "[" not in lines[at].text.partition(":")[2].lstrip()[:1]:
+        return inline, 1
     if inline:
         return " ".join(w.strip().strip("\"'") for w in inline.split(",")), 1
     words, used = [], 1
@@ -269,7 +282,16 @@ def _yaml(lines: Sequence[Line], at: int) -> tuple[str, int]:
     return " ".join(words), used
 
 
+def add_command(out: Reading, where: str, text: str) -> None:
+    """Adds the settings of one command line that stands at `where`, its environment in front."""
+    _rows(out, where, _command(text), text)
+
+
 def _add(out: Reading, line: Line, settings: object, text: str) -> None:
+    _rows(out, f"line {line.number}", settings, text)
+
+
+def _rows(out: Reading, where: str, settings: object, text: str) -> None:
     engine = next((name for pattern, name in ENGINES if pattern.search(text)), None)
     if engine is None and "ServerArgs(" in text:
         engine = "sglang"
@@ -278,7 +300,7 @@ def _add(out: Reading, line: Line, settings: object, text: str) -> None:
     for key, value, origin in settings:  # type: ignore[attr-defined]
         out.add(
             "launch",
-            where=f"line {line.number}",
+            where=where,
             engine=engine,
             key=key,
             value=value,

@@ -102,10 +102,12 @@ class Surroundings:
         total = known = statements = headings = 0
         passed = failed = False
         below_frame = False
+        document = False  # laid-out JSON: its braces are no statements
         for line in lines:
             text = line.text
             if not text.strip():
                 continue
+            document = document or (not total and text.lstrip()[:1] in ("{", "["))
             total += 1
             known += line.known
             if not line.known and not below_frame and STATEMENT.match(text):
@@ -116,7 +118,7 @@ class Surroundings:
             failed = failed or bool(FAILED.match(text))
         quiet = known < 0.1 * total
         return cls(
-            source=statements >= 3 and statements >= 0.12 * total and quiet,
+            source=statements >= 3 and statements >= 0.12 * total and quiet and not document,
             passed=passed and not failed,
             prose=headings >= 2 and quiet,
         )
@@ -157,7 +159,7 @@ def bare_error(lines: Sequence[Line], at: int, around: Surroundings) -> bool:
         return False
     if "ried to allocate" in text[m.end() : m.end() + 24]:
         return False  # a template: a placeholder stands where the number would be
-    ends_traceback = bool(ERROR_LEAD.match(text))
+    ends_traceback = bool(ERROR_LEAD.match(text)) or "failed: out of memory" in text
     if not ends_traceback and line.level != "error":
         return False
     if around.prose or COMMENT_LEAD.match(text[: m.start()]):

@@ -22,6 +22,8 @@ MARKS: tuple[tuple[str, str], ...] = (
     ("erver restarted", "start"),
     ("estarting server", "start"),
     ("vLLM API server version", "start"),
+    ("TensorRT-LLM version:", "start"),
+    ("Scheduled restart job", "start"),
     ("Starting to load model", "loading"),
     ("Load weight begin", "loading"),
     ("Available KV cache memory", "kv_sizing"),
@@ -70,6 +72,7 @@ FRAMES: tuple[tuple[re.Pattern[str], str], ...] = (
     (lazy(r"\bin (?:load_model|load_weights|initialize_model|process_weights_after_loading)$"), "loading"),
 )
 BACK = 120  # lines of a traceback above its message
+BATCH = 4096  # lines that are searched at once
 
 
 class Phases:
@@ -82,13 +85,14 @@ class Phases:
     def __init__(self, lines: Sequence[Line]) -> None:
         self._lines = lines
         self._marks: list[tuple[int, str]] = []
-        for at, line in enumerate(lines):
-            text = line.text
-            if not ("a" in text and len(text) > 12):
-                continue
-            phase = next((p for words, p in MARKS if words in text), None)
-            if phase and (not self._marks or self._marks[-1][1] != phase or phase == "start"):
-                self._marks.append((at, phase))
+        for start in range(0, len(lines), BATCH):
+            batch = lines[start : start + BATCH]
+            joined = "\n".join([line.text for line in batch])
+            held = [mark for mark in MARKS if mark[0] in joined]
+            for at, line in enumerate(batch if held else (), start):
+                phase = next((p for words, p in held if words in line.text), None)
+                if phase and (not self._marks or self._marks[-1][1] != phase or phase == "start"):
+                    self._marks.append((at, phase))
 
     def at(self, index: int, lead: str = "") -> str | None:
         """The phase in force at a line; frames of the traceback above it outrank the log's order.

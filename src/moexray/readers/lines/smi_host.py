@@ -40,6 +40,12 @@ SUMMARY_ROWS = {
     "gpu reserved memory": ("reserved_bytes", "reserved_peak_bytes"),
     "non-releasable memory": ("inactive_split_bytes", None), "gpu reserved segments": ("segments", None),
 }  # fmt: skip
+# torch.cuda.memory_stats() in a log: "num_ooms=0", a dict or OrderedDict as Python prints it.
+STAT = lazy(
+    r"\b(num_alloc_retries|num_ooms|(?:allocated|reserved)_bytes(?=\.all\.current))(?:\.all\.current)?['\"]?"
+    r"\s*[,:=]\s*(\d+)\b(?!\.)"
+)
+NEAR_LINES = 120  # lines of one dict that is printed a key a line
 
 
 def parse(lines: Sequence[Line], out: Reading) -> None:
@@ -47,6 +53,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
     _meminfo(lines, out)
     _sanitizer(lines, out)
     _summary(lines, out)
+    _stats(lines, out)
     _pasted(lines, out)
 
 
@@ -138,6 +145,27 @@ def _summary(lines: Sequence[Line], out: Reading) -> None:
             for name, value, unit in ((names[0], m[2], m[3]), (names[1], m[4], m[5])):
                 if name and name not in row:
                     row[name] = int(value) * (1 if name == "segments" else SIZES[unit.lower() or "b"])
+    close()
+
+
+def _stats(lines: Sequence[Line], out: Reading) -> None:
+    """Statistics of the allocator that a log prints, with the count of retries in them."""
+    row: dict[str, int] = {}
+    first: Line | None = None
+
+    def close() -> None:
+        if first is not None and "num_alloc_retries" in row:
+            out.add("memory_stats", where=f"line {first.number}", t_s=first.t_s, rank=first.rank, **row)
+
+    for line in lines:
+        if "num_" not in line.text and "_bytes.all" not in line.text:
+            continue
+        for name, value in STAT.findall(line.text) if line.text[:1] not in "[{" else ():  # JSON has its shape
+            far = first is not None and line.number - first.number > NEAR_LINES
+            if first is None or far or name in row or line.rank != first.rank:
+                close()
+                row, first = {}, line
+            row[name] = int(value)
     close()
 
 

@@ -37,7 +37,8 @@ MEMORY_EVENTS = (
 LAUNCH = (
     "vllm", "sglang", "trtllm", "tensorrt_llm", "torchrun", "torch.distributed", "_conf", "args",
     "config:", "nccl_", "export ", "--", "docker run", "\\", "value:",
-    "hidden_", "experts", "deepspeed", "accelerate launch", "podman run",
+    "hidden_", "experts", "deepspeed", "accelerate launch", "podman run", "parallel_size", "parallel-size",
+    "tp_size", "tp-size", "sleep_mode", "sleep-mode",
 )  # fmt: skip
 
 ENGINE = (
@@ -97,6 +98,7 @@ SMI_MONITOR = (
 SMI_HOST = (
     "memtotal", "memavailable", "memfree", "=========", "memory.used", "memory.total", "utilization.gpu",
     " mib, ", "pytorch cuda memory summary", "cuda ooms", "gpu reserved memory", "allocated memory",
+    "num_alloc_retries", "num_ooms",
 )  # fmt: skip
 
 ROUTING = (
