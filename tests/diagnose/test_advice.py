@@ -85,7 +85,7 @@ def test_two_commands_in_one_file_keep_their_environment():
         '{"engine": {"Env": ["PYTORCH_ALLOC_CONF=expandable_segments:True"], "Cmd": ["vllm", "serve", "M", "--tensor-parallel-size", "4"]}}',
         '{"command": ["vllm", "serve"], "args": ["M", "--tensor-parallel-size=4"], "env": [{"name": "PYTORCH_ALLOC_CONF", "value": "expandable_segments:True"}]}',
         '{"env": {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}, "argv": ["vllm", "serve", "M", "--tensor-parallel-size", "4"]}',
-        'PYTORCH_ALLOC_CONF: expandable_segments:True\ntensor-parallel-size: 4\n',
+        "PYTORCH_ALLOC_CONF: expandable_segments:True\ntensor-parallel-size: 4\n",
     ],
 )
 def test_settings_in_other_containers(text):

@@ -290,7 +290,7 @@ def test_the_ledger_adds_up_to_the_device():
     assert owners["unknown"] == pytest.approx(0.5 * GIB, rel=1e-6)
 
 
-FRAMES = "Traceback (most recent call last):\n  File \"/x/core.py\", line 7, in run\n    f()\n"
+FRAMES = 'Traceback (most recent call last):\n  File "/x/core.py", line 7, in run\n    f()\n'
 
 
 @pytest.mark.parametrize(
