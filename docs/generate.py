@@ -5,6 +5,7 @@ Run: python docs/generate.py [FOLDER]; a test compares the result with what is c
 
 from __future__ import annotations
 
+import importlib
 import sys
 from pathlib import Path
 
@@ -41,9 +42,11 @@ def verdicts() -> str:
 def commands() -> str:
     """Every command's help."""
     out = [NOTE, "# Commands\n"]
-    for name, _, _ in COMMANDS:
-        text = CliRunner().invoke(main, [name, "--help"], prog_name="moexray", terminal_width=100).output
-        out += [f"## moexray {name}\n", "```text", text.rstrip(), "```", ""]
+    for name, module, _ in COMMANDS:
+        below = getattr(importlib.import_module(module).command, "commands", {})
+        for words in ([name], *([name, inner] for inner in below)):
+            help_ = CliRunner().invoke(main, [*words, "--help"], prog_name="moexray", terminal_width=100)
+            out += [f"## moexray {' '.join(words)}\n", "```text", help_.output.rstrip(), "```", ""]
     return "\n".join(out)
 
 

@@ -26,7 +26,7 @@ def test_a_limit_is_overridden_and_the_rest_stays(tmp_path):
         ("[snapshot]\nnonsense = 1\n", "has no limit nonsense"),
         ("[elsewhere]\na = 1\n", "no subject"),
         ("[snapshot]\nstuck_ratio = 'much'\n", "kind of its default"),
-        ("[snapshot\n", "cannot be read"),
+        ("[snapshot\n", "are not TOML"),
     ],
 )
 def test_what_does_not_exist_is_a_clear_error(tmp_path, text, words):

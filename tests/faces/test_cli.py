@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -77,6 +78,61 @@ def test_a_report_is_written_and_never_overwritten_by_default(tmp_path):
     assert call("diagnose", "-", "--report", str(report), "--force", stdin=OOM).exit_code == 1
 
 
+def test_a_report_that_cannot_be_written_is_told(tmp_path):
+    result = call("diagnose", "-", "--report", str(tmp_path / "no" / "r.html"), stdin=OOM)
+    assert result.exit_code == 2
+    assert "there is no folder" in result.stderr
+    if Path("/dev/full").exists():
+        full = call("diagnose", "-", "--report", "/dev/full", "--force", stdin=OOM)
+        assert full.exit_code == 2
+        assert "/dev/full cannot be written (No space left" in full.stderr
+
+
+def test_all_prints_the_undo_of_remedies():
+    assert "undo: " not in call("diagnose", "-", stdin=OOM).output
+    assert "undo: " in call("diagnose", "-", "--all", stdin=OOM).output
+
+
+def test_files_of_two_folders_keep_their_folders_and_links(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for node in ("node0", "node1"):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "server.log").write_text(OOM)
+    (tmp_path / "out").mkdir()
+    result = call("diagnose", "node0", "node1/", "--format", "json", "--report", "out/r.html")
+    assert [i["path"] for i in json.loads(result.stdout)["inputs"]] == ["node0/server.log", "node1/server.log"]
+    assert 'href="../node0/server.log"' in (tmp_path / "out" / "r.html").read_text()
+
+
+@pytest.mark.parametrize(("content", "words"), [
+    (None, "check the path of --limits"),
+    ("[routing\n", "the limits are not TOML"),
+    ("[rooting]\n", "there is no subject [rooting]"),
+])
+def test_wrong_limits_say_what_is_wrong(tmp_path, content, words):
+    file = tmp_path / "l.toml"
+    if content:
+        file.write_text(content)
+    result = call("diagnose", "-", "--limits", str(file), stdin=OOM)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+def test_a_part_of_an_id_lists_or_explains():
+    listed = call("explain", "mem")
+    assert listed.exit_code == 0
+    assert "mem.fragmentation " in listed.output
+    assert "decided:" not in listed.output
+    assert "decided:" in call("explain", "TRUE_EXHAUSTION").output
+    assert call("explain", "zzz").exit_code == 2
+
+
+def test_inspect_of_nothing_usable_says_so(tmp_path):
+    result = call("inspect", str(tmp_path))
+    assert result.exit_code == 2
+    assert "nothing in what was given" in result.stderr
+
+
 def test_explain_lists_explains_and_suggests():
     assert all(v.id in call("explain").output for v in VERDICTS)
     assert "decided:" in call("explain", "mem.fragmentation").output
@@ -90,7 +146,7 @@ def test_inspect_lists_tables_and_saves_them(tmp_path):
     log.write_text(OOM)
     text = call("inspect", str(log)).output
     assert "oom" in text
-    assert "1 rows" in text
+    assert "1 row from 1 file" in text
     assert json.loads(call("inspect", str(log), "--format", "json").output)["tables"][0]["table"] == "oom"
     assert call("inspect", str(log), "--save", str(tmp_path / "run")).exit_code == 0
     again = call("diagnose", str(tmp_path / "run"))

@@ -8,7 +8,7 @@ Glossary:
     unknown: null, NaN or a missing value; never shown as 0.
 """
 
-__all__ = ["human", "human_bytes", "human_count", "human_ratio", "human_seconds"]
+__all__ = ["counted", "human", "human_bytes", "human_count", "human_ratio", "human_seconds"]
 
 _UNKNOWN = "unknown"
 _BYTE_STEPS = (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2))
@@ -84,3 +84,8 @@ def human_count(value: float) -> str:
     if isinstance(value, int) or value == int(value):
         return f"{int(value):,}"
     return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}"
+
+
+def counted(number: int, what: str) -> str:
+    """Give a number of things: "1 file", "2 files"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"

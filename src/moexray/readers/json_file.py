@@ -16,6 +16,7 @@ from moexray.readers.lines.container import log_records
 from moexray.readers.lines.line import Cleaner
 from moexray.readers.shapes import first_that_takes
 from moexray.readers.shapes.launch_json import launch_json
+from moexray.readers.shapes.no_records import configuration, own_document
 
 if TYPE_CHECKING:
 
@@ -38,8 +39,10 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.routing:read_json",
     "moexray.readers.shapes.requests:token_json",
     "moexray.readers.shapes.numerics:logprob_json",
+    "moexray.readers.shapes.evals:harness_json",
     "moexray.readers.shapes.numerics:score_json",
     "moexray.readers.shapes.bench_json:bench_json",
+    "moexray.readers.shapes.smi:query_json",
 )
 
 
@@ -71,6 +74,8 @@ def read(source: Source, out: Reading) -> None:
     if kineto.looks_like_trace(source.head) and kineto.read(source, out):
         return
     document = load(source, out)
+    if reason := own_document(document):
+        raise ReadError(reason, where=source.path)
     if first_that_takes(SHAPES, document, source, out):
         return
     repairs, out.problems = out.problems, []
@@ -81,4 +86,6 @@ def read(source: Source, out: Reading) -> None:
         text.read(source, out)
     if not out.rows:
         out.problems = repairs
+        if reason := configuration(document):
+            raise ReadError(reason, where=source.path)
         raise ReadError("JSON of no known shape", where=source.path, hint="see docs/capture.md")

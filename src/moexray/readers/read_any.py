@@ -35,7 +35,8 @@ def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None
     """Reads files, folders and standard input ("-") into one Run.
 
     Args:
-        paths: As given on the command line; files below a folder are named relative to it.
+        paths: As given on the command line; files below a folder are named relative to it, where
+            it is the only path, and as given otherwise.
         progress: Called with the name of each file before it is read.
 
     Returns:
@@ -44,6 +45,7 @@ def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None
     sources: list[Source] = []
     skipped: list[Skipped] = []
     saved: list[Run] = []
+    paths = list(paths)
     for given in paths:
         if given == "-":
             sources.append(Source("<stdin>", content=sys.stdin.buffer.read(MAX_LOAD_BYTES)))
@@ -54,8 +56,9 @@ def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None
             continue
         files, bad = walk(path)
         folder = path.is_dir()
-        sources += [Source(name if folder else given, file) for name, file in files]
-        skipped += [Skipped(name if folder and name else given, why) for name, why in bad]
+        top = "" if len(paths) == 1 else f"{given.rstrip('/')}/"
+        sources += [Source(top + name if folder else given, file) for name, file in files]
+        skipped += [Skipped(top + name if folder and name else given, why) for name, why in bad]
     return merge([*saved, read_sources(sources, skipped, progress)])
 
 

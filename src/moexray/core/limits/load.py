@@ -25,8 +25,12 @@ def load_limits(file: Path) -> Limits:
 
     try:
         given = tomllib.loads(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as why:
-        raise UsageError(f"the limits cannot be read ({why})", where=str(file), hint="write TOML") from why
+    except OSError as why:
+        hint = "check the path of --limits"
+        raise UsageError(f"the limits cannot be read ({why.strerror})", where=str(file), hint=hint) from why
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as why:
+        hint = "write TOML: a line [routing], below it balancedness = 0.7"
+        raise UsageError(f"the limits are not TOML ({why})", where=str(file), hint=hint) from why
     limits = Limits()
     for subject, values in given.items():
         part = getattr(limits, subject, None)

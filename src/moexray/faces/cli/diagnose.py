@@ -20,9 +20,11 @@ __all__ = ["command"]
 
 
 @click.command("diagnose")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH... | -")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH... | -", type=click.Path())
 @click.option("--format", "form", type=click.Choice(["text", "json", "md"]), default="text",
               show_default=True, help="What is printed on standard output.")
+@click.option("--all", "whole", is_flag=True,
+              help="Print all evidence, remedies and undo steps, not the first ones.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path),
               help="Write an offline HTML report, too.")
 @click.option("--force", is_flag=True, help="Overwrite an existing report.")
@@ -34,7 +36,7 @@ __all__ = ["command"]
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 def command(
     paths: tuple[str, ...], form: str, report: Path | None, fail_on: str, limits_file: Path | None,
-    *, force: bool, no_redact: bool, quiet: bool,
+    **flags: bool,
 ) -> None:
     """Say what broke, from whatever artefacts there are.
 
@@ -42,20 +44,22 @@ def command(
     traces, expert counts), or - for standard input. Exit code: 0 nothing found at or above
     --fail-on, 1 findings, 2 bad usage or no usable input.
     """
-    if report and report.exists() and not force:
+    if report and report.exists() and not flags["force"]:
         _stop(f"{report} exists", "--force overwrites it")
+    if report and not report.parent.is_dir():
+        _stop(f"there is no folder {report.parent} for the report", "make it, or name another place")
     for path in paths:
         if path != "-" and not Path(path).exists():
             _stop(f"{path} does not exist", "check the path; a folder or several files are fine")
     try:
-        run = read_any(paths, None if quiet or not sys.stderr.isatty() else _progress)
-        result = diagnose(run, load_limits(limits_file) if limits_file else None, secrets=no_redact)
+        run = read_any(paths, None if flags["quiet"] or not sys.stderr.isatty() else _progress)
+        result = diagnose(run, load_limits(limits_file) if limits_file else None, secrets=flags["no_redact"])
         document = result.to_json()
         if report:
             from moexray.faces.report import render
 
             page = render(document, link_base=_link_base(paths, report))
-            report.write_text(page, encoding="utf-8")
+            _write(report, page)
     except MoexrayError as why:
         click.echo(f"error: {why}", err=True)
         sys.exit(2)
@@ -66,7 +70,7 @@ def command(
     if form == "json":
         click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        click.echo(as_text(document) if form == "text" else as_markdown(document))
+        click.echo((as_text if form == "text" else as_markdown)(document, whole=flags["whole"]))
     sys.exit(_exit_code(result, fail_on))
 
 
@@ -77,6 +81,13 @@ def _link_base(paths: tuple[str, ...], report: Path) -> str:
         return os.path.relpath(folder.resolve(), report.resolve().parent)
     except ValueError:  # another drive
         return ""
+
+
+def _write(report: Path, page: str) -> None:
+    try:
+        report.write_text(page, encoding="utf-8")
+    except OSError as why:
+        _stop(f"{report} cannot be written ({why.strerror})", "check its rights and the space left")
 
 
 def _exit_code(result: Diagnosis, fail_on: str) -> int:

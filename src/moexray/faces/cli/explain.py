@@ -5,11 +5,15 @@ from __future__ import annotations
 import difflib
 import sys
 import textwrap
+from typing import TYPE_CHECKING
 
 import click
 from click.shell_completion import CompletionItem
 
 from moexray.core.verdicts import VERDICTS, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 __all__ = ["command"]
 
@@ -23,21 +27,28 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 @click.command("explain")
 @click.argument("id", required=False, shell_complete=_complete)
 def command(id: str | None) -> None:
-    """What verdict ID means and how it is decided; without ID, the list of verdicts."""
+    """What verdict ID means and how it is decided; without ID or with a part of one, a list."""
     if id is None:
-        width = max(len(v.id) for v in VERDICTS)
-        for v in VERDICTS:
-            click.echo(f"{v.id.ljust(width)}  {textwrap.shorten(v.means, WIDTH - 10, placeholder=' ...')}")
+        _list(VERDICTS)
         return
-    found = [v for v in VERDICTS if v.id == id] or [v for v in VERDICTS if v.id.startswith(f"{id}.")]
+    word = id.strip().lower()
+    found = [v for v in VERDICTS if v.id == word] or [v for v in VERDICTS if word in v.id]
     if not found:
-        names = [v.id for v in VERDICTS]
-        near = difflib.get_close_matches(id, names, 3, 0.5) or [n for n in names if id in n][:3]
+        near = difflib.get_close_matches(word, [v.id for v in VERDICTS], 3, 0.5)
         click.echo(f"error: there is no verdict {id}", err=True)
         hint = f"did you mean {', '.join(near)}?" if near else "moexray explain lists all verdicts"
         click.echo(f"  try:   {hint}", err=True)
         sys.exit(2)
-    click.echo("\n\n".join(render(v) for v in found))
+    if len(found) == 1:
+        click.echo(render(found[0]))
+    else:
+        _list(found)
+
+
+def _list(verdicts: Sequence[Verdict]) -> None:
+    width = max(len(v.id) for v in verdicts)
+    for v in verdicts:
+        click.echo(f"{v.id.ljust(width)}  {textwrap.shorten(v.means, WIDTH - 10, placeholder=' ...')}")
 
 
 def render(v: Verdict) -> str:

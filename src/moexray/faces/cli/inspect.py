@@ -12,7 +12,7 @@ import click
 
 from moexray.core.errors import MoexrayError
 from moexray.core.tables import TABLES
-from moexray.faces.numbers import human
+from moexray.faces.numbers import counted, human
 from moexray.readers.read_any import read_any
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ SCALE = {"s": 1.0, "us": 1e-6, "ns": 1e-9}
 
 
 @click.command("inspect")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH... | -")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH... | -", type=click.Path())
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.option("--save", type=click.Path(file_okay=False, path_type=Path),
               help="Save the tables as a folder of Parquet files with a manifest.")
@@ -54,6 +54,9 @@ def command(paths: tuple[str, ...], form: str, save: Path | None, *, force: bool
         click.echo(json.dumps({"tables": tables, "inputs": files, "skipped": skipped}, indent=1))
     else:
         _print(run, tables)
+    if not run.inputs:
+        click.echo("error: nothing in what was given could be used\n"
+                   "  try:   docs/capture.md says what can be read and how to take it", err=True)
     sys.exit(0 if run.inputs else 2)
 
 
@@ -84,14 +87,16 @@ def _span(run: Run, table: str) -> float | None:
 
 
 def _print(run: Run, tables: list[dict[str, Any]]) -> None:
+    width = max((len(t["table"]) for t in tables), default=0)
     for t in tables:
         span = f", spans {human(t['span_s'], 's')}" if t["span_s"] else ""
-        click.echo(f"{t['table']:<16} {t['rows']:>9} rows from {t['files']} files{span}")
-        click.echo(f"{'':<16} {t['doc']}")
+        rows, files = counted(t["rows"], "row"), counted(t["files"], "file")
+        click.echo(f"{t['table']:<{width}}  {rows:>13} from {files}{span}")
+        click.echo(f"{'':<{width}}  {t['doc'].split('. ')[0].split(': ')[0].rstrip('.')}")
     if tables:
         click.echo("")
     for i in run.inputs:
-        click.echo(f"read     {i.path}  ({i.reader}, {i.rows} records)")
+        click.echo(f"read     {i.path}  ({i.reader}, {counted(i.rows, 'record')})")
         for note in i.notes:
             click.echo(f"         {note}")
     for s in run.skipped:

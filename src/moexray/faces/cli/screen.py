@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import textwrap
 from typing import TYPE_CHECKING, Any
+
+from moexray.faces.numbers import counted, human
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -13,89 +16,193 @@ __all__ = ["as_markdown", "as_text"]
 WIDTH = 96
 SHOWN_EVIDENCE = 3
 SHOWN_CHAINS = 5
+SHOWN_PAIRS = 8
+SHOWN_RULED_OUT = 4
+SHOWN_SKIPPED = 10
+QUOTED = 300  # characters of a quoted line
+BRIEF = 2 * WIDTH - 10  # characters of a claim that was told for another rank or file, or ruled out
+
+PAIRS = re.compile(r"\w+=\S+(?: \w+=\S+)*")
+SIZED = re.compile(r"(\w+)_(bytes|ratio|s|ms|us|ns)=(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+
+NOTHING = (
+    "no verdict: nothing in what was given could be used",
+    "  try: a server log from its start, the whole out-of-memory message, nvidia-smi output, a",
+    "    /metrics scrape, a snapshot, a trace, expert counts; docs/capture.md says how to take each",
+)
+NONE = (
+    "verdict: none (nothing wrong was found in what was read)",
+    "  still in trouble? other artefacts decide other questions: docs/capture.md",
+)
 
 
-def as_text(document: Mapping[str, Any]) -> str:
-    """What a tired engineer reads in ten seconds: verdict, why, what to do, what stays open."""
-    out: list[str] = []
+def as_text(document: Mapping[str, Any], *, whole: bool = False) -> str:
+    """What a tired engineer reads in ten seconds: verdict, what to do, proof; then the rest, short.
+
+    Args:
+        document: The diagnosis, `moexray.diagnosis/1`.
+        whole: All evidence, remedies (with their undo) and skipped files instead of the first ones.
+    """
     findings = document["findings"]
-    if not document["inputs"]:
-        out.append("no verdict: nothing in what was given could be used")
-    elif not findings:
-        out.append("verdict: none (nothing wrong was found in what was read)")
-    out += _story(document)
-    for i, f in enumerate(findings):
-        title = "verdict" if i == 0 else "also"
-        head = f"{title}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"
-        out += ["", head] if i else [head]
-        out += _wrap(f["claim"], "  ")
-        if f["implied_by"]:
-            out.append(f"  follows from: {', '.join(f['implied_by'])}")
-        for e in f["evidence"][:SHOWN_EVIDENCE]:
-            out += _wrap(f"{e['source']}:{e['where']}: {_short(e['text'])}", "  | ")
-        if len(f["evidence"]) > SHOWN_EVIDENCE:
-            out.append(f"  | ... and {len(f['evidence']) - SHOWN_EVIDENCE} more (see --format json)")
-        for r in f["remedies"]:
-            out += _wrap(f"do: {r['action']}", "  ")
-            if r["caveats"]:
-                out += _wrap(f"mind: {r['caveats']}", "      ")
-        if f["settle_with"]:
-            out += _wrap(f"would settle it: {'; '.join(f['settle_with'])}", "  ")
-    for f in document.get("ruled_out", []):
-        out += ["", f"ruled out: {f['id']}", *_wrap(f["claim"], "  ")]
-    read = sum(i["rows"] for i in document["inputs"])
-    out += ["", f"read: {read} records from {len(document['inputs'])} files"]
-    for s in document["skipped"][:10]:
-        out += _wrap(f"skipped {s['path']}: {s['reason']}", "  ")
-    if len(document["skipped"]) > 10:
-        out.append(f"  ... and {len(document['skipped']) - 10} more files skipped")
+    out: list[str] = []
+    if findings:
+        out += _finding(findings[0], "verdict", first=True, whole=whole)
+    else:
+        out += NONE if document["inputs"] else NOTHING
+    if chains := _chains(document):
+        out += ["", *("chain: " + " -> ".join(c) for c in chains[:SHOWN_CHAINS])]
+    told = {findings[0]["id"]} if findings else set()
+    for f in findings[1:]:
+        out += ["", *_finding(f, "also", first=f["id"] not in told, whole=whole)]
+        told.add(f["id"])
+    out += _ruled_out(document.get("ruled_out", []), whole=whole)
+    out += ["", *_inputs(document, whole=whole)]
+    if not whole and as_text(document, whole=True).count("\n") > len(out) - 1:
+        out.append("shortened: --all shows all evidence and remedies, --report FILE draws them")
     return "\n".join(out)
 
 
-def as_markdown(document: Mapping[str, Any]) -> str:
-    """The same as Markdown, to be pasted into an issue."""
+def as_markdown(document: Mapping[str, Any], *, whole: bool = False) -> str:
+    """The same as Markdown, to be pasted into an issue; see as_text for the arguments."""
     out = [f"## moexray: `{document['verdict']}`", ""]
+    out += ["- chain: " + " -> ".join(f"`{i}`" for i in c) for c in _chains(document)[:SHOWN_CHAINS]]
+    out += [""] if len(out) > 2 else []
     for f in document["findings"]:
         out.append(f"### `{f['id']}` ({f['severity']}, confidence {f['confidence']:.2f})")
         out += ["", f["claim"], ""]
-        out += [f"- `{e['source']}` {e['where']}: `{_short(e['text']).replace('`', chr(39))}`"
-                for e in f["evidence"][:SHOWN_EVIDENCE]]
+        shown = f["evidence"] if whole else f["evidence"][:SHOWN_EVIDENCE]
+        out += [f"- `{e['source']}` {e['where']}: `{_short(e['text']).replace('`', chr(39))}`" for e in shown]
         out += [f"- **do**: {r['action']}" + (f" ({r['caveats']})" if r["caveats"] else "")
                 for r in f["remedies"]]
         if f["settle_with"]:
             out.append(f"- **would settle it**: {'; '.join(f['settle_with'])}")
         out.append("")
     out += [f"- ruled out: `{f['id']}`: {f['claim']}" for f in document.get("ruled_out", [])]
-    out += [f"- skipped `{s['path']}`: {s['reason']}" for s in document["skipped"][:10]]
+    skipped = document["skipped"] if whole else document["skipped"][:SHOWN_SKIPPED]
+    out += [f"- skipped `{s['path']}`: {s['reason']}" for s in skipped]
     return "\n".join(out)
 
 
-def _story(document: Mapping[str, Any]) -> list[str]:
-    """The chains from causes to effects, one a line; nothing where no finding implies another."""
+def _finding(f: Mapping[str, Any], title: str, *, first: bool, whole: bool) -> list[str]:
+    """One finding, the shorter the later.
+
+    The verdict is told with its remedies and proof, a further one with the first of each, and one
+    whose id was told before (another rank, another file) with the begin of its claim.
+    """
+    verdict = title == "verdict"
+    out = [f"{title}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"]
+    brief = not (first or whole)
+    out += _wrap(_place(f) + (_brief(f["claim"]) if brief else f["claim"]), "  ")
+    if f["implied_by"]:
+        out.append(f"  follows from: {', '.join(f['implied_by'])}")
+    if brief:
+        return out
+    for r in f["remedies"] if verdict or whole else f["remedies"][:1]:
+        out += _wrap(r["action"], "  do: ")
+        if r["caveats"]:
+            out += _wrap(r["caveats"], "      mind: ")
+        if whole and r["undo"]:
+            out += _wrap(r["undo"], "      undo: ")
+    shown = f["evidence"] if whole else f["evidence"][: SHOWN_EVIDENCE if verdict else 1]
+    for e in shown:
+        text = _short(e["text"]) if whole else _readable(e["text"])
+        out += _wrap(f"{_source(e)}: {text}", "  | ", "  |   ")
+    if f["settle_with"]:
+        out += _wrap("; ".join(f["settle_with"]), "  would settle it: ", "    ")
+    return out
+
+
+def _place(f: Mapping[str, Any]) -> str:
+    """Rank and device, where the claim does not name its rank."""
+    rank = f["subject"].get("rank")
+    return "" if rank is None or re.search(rf"\brank {rank}\b", f["claim"]) else f"(rank {rank}) "
+
+
+def _source(e: Mapping[str, Any]) -> str:
+    line = re.fullmatch(r"line (\d+)", e["where"])
+    return f"{e['source']}:{line[1]}" if line else ", ".join(p for p in (e["source"], e["where"]) if p)
+
+
+def _ruled_out(findings: list[Any], *, whole: bool) -> list[str]:
+    """One entry each; the short form tells each id once."""
+    ids = [f["id"] for f in findings]
+    shown = findings if whole else [f for i, f in enumerate(findings) if f["id"] not in ids[:i]]
+    out = [""] if findings else []
+    for f in shown if whole else shown[:SHOWN_RULED_OUT]:
+        again = "" if whole or ids.count(f["id"]) == 1 else f" ({ids.count(f['id'])} times)"
+        claim = f["claim"] if whole else _brief(f["claim"])
+        out += _wrap(f"{f['id']}{again}: {claim}", "ruled out: ", "  ")
+    if not whole and len(shown) > SHOWN_RULED_OUT:
+        out.append(f"  ... and {len(shown) - SHOWN_RULED_OUT} more ruled out")
+    return out
+
+
+def _inputs(document: Mapping[str, Any], *, whole: bool) -> list[str]:
+    read = sum(i["rows"] for i in document["inputs"])
+    files, skipped = len(document["inputs"]), document["skipped"]
+    out = [f"read: {counted(read, 'record')} from {counted(files, 'file')}"]
+    shown = skipped if whole else skipped[:SHOWN_SKIPPED]
+    for s in shown:
+        out += _wrap(f"skipped {s['path']}: {s['reason']}", "  ", "    ")
+    if len(skipped) > len(shown):
+        out.append(f"  ... and {counted(len(skipped) - len(shown), 'more file')} skipped")
+    return out
+
+
+def _chains(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The chains from causes to effects, without those that only cut a longer one short."""
     effects: dict[str, list[str]] = {}
     for edge in document.get("chain", []):
         effects.setdefault(edge["from"], []).append(edge["to"])
     roots = [c for c in effects if not any(c in e for e in effects.values())]
-    lines: list[str] = []
+    chains: list[tuple[str, ...]] = []
 
     def follow(path: tuple[str, ...]) -> None:
         onward = [e for e in dict.fromkeys(effects.get(path[-1], ())) if e not in path]
         if not onward and len(path) > 1:
-            lines.append("chain: " + " -> ".join(path))
+            chains.append(path)
         for effect in onward:
             follow((*path, effect))
 
     for root in roots:
         follow((root,))
-    return [*lines[:SHOWN_CHAINS], ""] if lines else []
+    return [c for c in chains if not any(c != other and _within(c, other) for other in chains)]
+
+
+def _within(short: tuple[str, ...], long: tuple[str, ...]) -> bool:
+    """Whether `long` holds all of `short` in its order."""
+    rest = iter(long)
+    return all(part in rest for part in short)
+
+
+def _readable(text: str) -> str:
+    """Evidence that is name=value pairs in the units of people, the first few; a quote as it is."""
+    if not PAIRS.fullmatch(text):
+        return _short(text)
+    pairs = text.split(" ")
+    shown = [_pair(p) for p in pairs[:SHOWN_PAIRS]]
+    return ", ".join([*shown, "..."] if len(pairs) > SHOWN_PAIRS else shown)
+
+
+def _pair(pair: str) -> str:
+    if sized := SIZED.fullmatch(pair):
+        name, unit, value = sized.groups()
+        return f"{name.replace('_', ' ')} {human(float(value), unit)}"
+    name, _, value = pair.partition("=")
+    return f"{name.replace('_', ' ')} {value}"
+
+
+def _brief(text: str) -> str:
+    return textwrap.shorten(text, BRIEF, placeholder=" ...")
 
 
 def _short(text: str) -> str:
     flat = " ".join(text.split())
-    return flat if len(flat) <= 300 else flat[:297] + "..."
+    return flat if len(flat) <= QUOTED else flat[: QUOTED - 3] + "..."
 
 
-def _wrap(text: str, indent: str) -> list[str]:
-    lines = textwrap.wrap(text, WIDTH, initial_indent=indent, subsequent_indent=indent + "  ",
+def _wrap(text: str, head: str, indent: str = "") -> list[str]:
+    """`head` and the text; further lines are indented by `indent`, or to the end of `head`."""
+    lines = textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=indent or " " * len(head),
                           break_long_words=False, break_on_hyphens=False)
-    return lines or [indent]
+    return lines or [head.rstrip()]
