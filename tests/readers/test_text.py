@@ -94,6 +94,7 @@ def test_a_clock_jump_is_noted_with_its_stretches():
 def test_of_a_large_log_lines_with_words_are_kept(monkeypatch):
     monkeypatch.setattr(text_reader, "SMALL_BYTES", 1000)
     monkeypatch.setattr(text_reader, "QUOTA", 5)
+    monkeypatch.setattr(text_reader, "TAIL_BYTES", 0)
     monkeypatch.setattr("moexray.core.source.CHUNK", 4096)
     noise = "INFO 01-12 09:40:11 [a.py:1] GET /v1/models 200 OK\n" * 400
     hits = "".join(f"INFO 01-12 09:41:{i:02d} [e.py:1] Rearranged experts in 0.{i + 1} seconds.\n" for i in range(9))
@@ -103,7 +104,20 @@ def test_of_a_large_log_lines_with_words_are_kept(monkeypatch):
     assert 5 <= len(done) <= 9 * 3
     assert run.rows("log")[0]["line"] == 802
     assert "without a known word were left out" in run.inputs[0].notes[0]
-    assert "the first 5 lines were kept of" in run.inputs[0].notes[0]
+    assert "the first 5 lines and the last were kept of" in run.inputs[0].notes[0]
+
+
+def test_of_a_large_log_the_end_is_kept_whole(monkeypatch):
+    monkeypatch.setattr(text_reader, "SMALL_BYTES", 1000)
+    monkeypatch.setattr(text_reader, "QUOTA", 5)
+    monkeypatch.setattr(text_reader, "TAIL_BYTES", 20_000)
+    monkeypatch.setattr("moexray.core.source.CHUNK", 4096)
+    line = "INFO 01-12 09:41:00 [e.py:1] EPLB step: avg_tokens=4.00, max_tokens=8, balancedness=0.5{}\n"
+    run = read("".join(line.format(i) for i in range(10_000, 13_000)).encode())
+    values = [r["fields"]["balancedness"] for r in run.rows("log")]
+    assert values[-1] == 0.512999
+    assert 100 < len(values) < 400
+    assert values == sorted(values)
 
 
 def test_a_line_without_end_and_zeros_do_not_hurt():

@@ -1,19 +1,20 @@
 """Text: logs, pasted screens, chats. Lines are cleaned once, then given to the line parsers.
 
-A file of up to SMALL_BYTES is kept whole. Of a larger one only lines that hold a *word* of some
-parser are kept (and the few lines after them that a hard wrap may have cut off), each word up to a
-quota: memory stays bounded however long the log is.
+A file of up to SMALL_BYTES is kept whole. Of a larger one, between its head and its tail, only lines
+that hold a *word* of some parser are kept (and the few lines after them that a hard wrap may have cut
+off), each word up to a quota: memory stays bounded however long the log is.
 """
 
 from __future__ import annotations
 
 import codecs
-from collections import Counter
+from collections import Counter, deque
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from moexray.core.source import decode
 from moexray.readers.lines import LINE_PARSERS, WORDS
+from moexray.readers.lines.choose import Chooser
 from moexray.readers.lines.clock import number_clocks
 from moexray.readers.lines.container import is_json_log
 from moexray.readers.lines.line import Cleaner
@@ -24,18 +25,20 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Reading
     from moexray.core.source import Source
+    from moexray.readers.lines import LineParser
     from moexray.readers.lines.line import Line
 
 __all__ = ["parse_lines", "read", "sniff", "sniff_json_log"]
 
 SMALL_BYTES = 8 << 20  # a text up to this size, with LINE_COST a line, is kept whole
 LINE_COST = 64  # bytes that a line counts on top of its text: a file of line ends is large, too
+TAIL_BYTES = 2 << 20  # the end of a larger text that is kept whole: what went wrong last stands there
 QUOTA = 20_000  # lines kept per word of a larger file
 MOST_LINES = 400_000  # lines kept of what lies beyond SMALL_BYTES
 AFTER = 3  # lines kept after a hit: hard wraps and tracebacks
 LINE_BYTES = 1 << 20  # a longer line is cut (binary rubbish without line ends)
 JUMPS_SHOWN = 3
-FEW_LINES = 20_000  # up to here the text is searched for words first, so that parsers stay unloaded
+AT_ONCE = 20_000  # lines that are searched for the parsers' words together
 
 
 def sniff(head: bytes) -> bool:
@@ -71,10 +74,8 @@ def parse_lines(lines: list[Line], out: Reading, head: str) -> None:
         out.notes.append(kind)
         return
     lines, jumps = number_clocks(lines)
-    few = "\n".join(line.text for line in lines).lower() if len(lines) <= FEW_LINES else None
-    for parser in LINE_PARSERS:
-        if few is None or any(word in few for word in parser.words):
-            parser.parse(lines, out)
+    for parser in _needed(lines):
+        parser.parse(lines, out)
     if not out.rows:
         out.rows = sum(line.known for line in lines)
     if not out.rows:
@@ -90,6 +91,15 @@ def parse_lines(lines: list[Line], out: Reading, head: str) -> None:
             where=f"line {jumps[0].number}",
             values={"jumps": len(jumps), "step_s": jumps[0].step_s},
         )
+
+
+def _needed(lines: list[Line]) -> list[LineParser]:
+    """The parsers of which a word stands in the text; the others stay unloaded."""
+    needed: set[str] = set()
+    for at in range(0, len(lines), AT_ONCE):
+        low = "\n".join(line.text for line in lines[at : at + AT_ONCE]).lower()
+        needed.update(p.name for p in LINE_PARSERS if p.name not in needed and any(w in low for w in p.words))
+    return [p for p in LINE_PARSERS if p.name in needed]
 
 
 def _spans(lines: list[Line]) -> str:
@@ -131,59 +141,41 @@ def _blocks(source: Source, found: Counter[str]) -> Iterator[bytes]:
 
 
 def _numbered(source: Source, out: Reading, found: Counter[str]) -> Iterator[tuple[int, str]]:
-    """Yields (number, line); of what lies beyond SMALL_BYTES only lines that a parser may use."""
+    """Yields (number, line); between head and tail of a large text only lines that a parser may use."""
     number, size = 1, 0
-    words = [w.encode() for w in WORDS]
-    kept: Counter[bytes] = Counter()
-    lines = left_out = 0
-    for block in _blocks(source, found):
+    waiting: deque[tuple[int, int, bytes]] = deque()  # (number, lines, block): they may be the tail
+    held = lines = left_out = 0
+    chooser = Chooser(WORDS, QUOTA, AFTER)
+    for block in chain(_blocks(source, found), (b"",)):
         count = block.count(b"\n") + (not block.endswith(b"\n"))
         if size <= SMALL_BYTES:
             size += len(block) + LINE_COST * count
-            for i, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
-                yield number + i, _decode(line, found)
-        else:
-            chosen = _choose(block, words, kept) if lines < MOST_LINES else []
+            if block:
+                yield from _whole(number, block, found)
+        elif block:
+            waiting.append((number, count, block))
+            held += len(block) + LINE_COST * count
+        while held > TAIL_BYTES and (len(waiting) > 1 or not block):
+            first, given, oldest = waiting.popleft()
+            held -= len(oldest) + LINE_COST * given
+            chosen = chooser.choose(oldest) if lines < MOST_LINES else []
             lines += len(chosen)
-            left_out += count - len(chosen)
+            left_out += given - len(chosen)
             for i, line in chosen:
-                yield number + i, _decode(line, found)
+                yield first + i, _decode(line, found)
         number += count
+    for first, _, block in waiting:
+        yield from _whole(first, block, found)
     if left_out:
-        full = ", ".join(w.decode() for w, n in kept.items() if n >= QUOTA)
-        note = f"; only the first {QUOTA} lines were kept of: {full}" if full else ""
+        full = ", ".join(chooser.full)
+        note = f"; only the first {QUOTA} lines and the last were kept of: {full}" if full else ""
         out.notes.append(f"read as a stream: {left_out} lines without a known word were left out{note}")
 
 
-def _choose(block: bytes, words: list[bytes], kept: Counter[bytes]) -> list[tuple[int, bytes]]:
-    """The lines of a block that hold a word, and the AFTER lines behind each; (index, line).
-
-    A word whose quota is used up is taken out of `words`.
-    """
-    low = block.lower()
-    starts: set[int] = set()
-    for word in tuple(words):
-        at = low.find(word)
-        while at >= 0:
-            starts.add(low.rfind(b"\n", 0, at) + 1)
-            kept[word] += 1
-            if kept[word] >= QUOTA:
-                words.remove(word)
-                break
-            end = low.find(b"\n", at)
-            at = low.find(word, end) if end >= 0 else -1
-    chosen: dict[int, bytes] = {}
-    index = before = 0
-    for start in sorted(starts):
-        index += block.count(b"\n", before, start)
-        before = at = start
-        for i in range(AFTER + 1):
-            end = block.find(b"\n", at)
-            chosen[index + i] = block[at : end if end >= 0 else len(block)]
-            if end < 0 or end + 1 >= len(block):
-                break
-            at = end + 1
-    return sorted(chosen.items())
+def _whole(number: int, block: bytes, found: Counter[str]) -> Iterator[tuple[int, str]]:
+    """All lines of a block."""
+    for i, line in enumerate(block.removesuffix(b"\n").split(b"\n")):
+        yield number + i, _decode(line, found)
 
 
 def _wide(head: bytes) -> str:

@@ -41,7 +41,7 @@ _RAY = lazy(
 )
 _COUNTER = lazy(r"\boom_kill[ =:]+([1-9]\d*)\b")
 _SIGKILL = lazy(
-    r"(?i)\bexit(?:ed)?[ _]?(?:code|status|with code|with)?[ :=]*\(?(?:code:? ?)?(-9|137)\b|\bSIGKILL\b"
+    r"(?i)\bexit(?:ed)?[ _]?(?:with )?(?:exit )?(?:code|status)?[ :=]*\(?(?:code:? ?)?(-9|137)\b|\bSIGKILL\b"
     r"|signal(?: number)? 9\b|\bsignal: killed"
 )
 _DIED = lazy(r"(?i)died|unexpected|crash|terminated|was killed|failed|exited|last state|lost")

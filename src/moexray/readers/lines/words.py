@@ -15,6 +15,7 @@ __all__ = [
     "ENGINE",
     "LAUNCH",
     "MEMORY_EVENTS",
+    "NCU",
     "NUMERICS",
     "OOM",
     "ROUTING",
@@ -29,16 +30,18 @@ OOM = (
 )  # fmt: skip
 
 MEMORY_EVENTS = (
-    "memory", "weight", "kv cache", "cuda graph", "graph captur", "tokens", "buffer", "logits",
-    "workspace", "oom", "kill", "xid", "exit code", "exitcode", "exit_code", "loading took",
-    "custom_all_reduce", "custom allreduce", "signal", "died",
+    "memory", "weight", "kv cache", "cuda graph", "buffer", "logits", "workspace", "oom", "kill", "xid",
+    "loading took", "signal", "died", "kv_cache", "kv size", "non-torch", "non_torch", "non torch", "captur",
+    "token", "context", "ctx", "seq", "exit", "custom", "cudaipc", "crash", "terminat", "failed",
 )  # fmt: skip
 
 LAUNCH = (
-    "vllm", "sglang", "trtllm", "tensorrt_llm", "torchrun", "torch.distributed", "_conf", "args",
-    "config:", "nccl_", "export ", "--", "docker run", "\\", "value:",
-    "hidden_", "experts", "deepspeed", "accelerate launch", "podman run", "parallel_size", "parallel-size",
-    "tp_size", "tp-size", "sleep_mode", "sleep-mode",
+    "vllm", "sglang", "trtllm", "tensorrt_llm", "torchrun", "torch.distributed", "_conf", "args", "config:",
+    "nccl_", "export ", "--", "docker run", "\\", "value:", "hidden_", "experts", "deepspeed",
+    "accelerate launch", "podman run", "parallel_size", "parallel-size", "tp_size", "tp-size", "sleep_mode",
+    "sleep-mode", "llm engine", "torch_", "cuda_", "hip_", "rocr_", "hsa_", "sgl_", "deepep_", "nvshmem_",
+    "tllm_", "ucx_", "gloo_", "rccl_", "ray_", "omp_", "dg_", "deep_", "flashinfer_", "triton_",
+    "torchinductor_", "mc_", "mooncake_", "world_size", "master_", "local_", "python",
 )  # fmt: skip
 
 ENGINE = (
@@ -47,19 +50,19 @@ ENGINE = (
     "garbage collection", "gc ", "snapshot", "startup complete", "ready", "uvicorn running",
     "is now listening", "grpcinference", "llm engine", "server_args", "server version", "restart",
     "torch distributed begin", "weight", "loading took", "world size", "throughput:", "prefill batch",
-    "decode batch", "mixed batch",
+    "decode batch", "mixed batch", "starting to load",
 )  # fmt: skip
 
 COMM = (
-    "process group", "guid", " ranks", "gpus", "world", "nnodes", "nproc",
-    "watchdog", "worknccl", "detected by watchdog", "dump signal", "nccl work:", "remote process exited",
-    "monitoredbarrier", "ncclremoteerror", "by peer", "by remote peer", "world size", "world_size",
-    "traceback (most", "initialization options", "pg guid", "nproc",
+    "guid", " ranks", "gpus", "world", "nproc", "watchdog", "worknccl", "dump signal",
+    "remote process exited", "monitoredbarrier", "initialization options", "group", "pg ", "nodes", "work:",
+    "peer", "error", "exception", "segmentation fault", "traceback",
 )  # fmt: skip
 
 COMM_RAS = (
     "have launched", "has launched", "not launched any", "mismatch", "incomplete", "managed by process",
     "operation counts", "missing rank", "job summary", "process information not found", "ranks  ",
+    "communicators...",
 )  # fmt: skip
 
 COMM_NCCL = (
@@ -67,22 +70,24 @@ COMM_NCCL = (
 )  # fmt: skip
 
 COMM_A2A = (
-    "deepep", "receiver timeout", "dispatch_tokens_per_rank", "prefill batch", "new-token", "x.size(0)",
-    "num_batched_tokens", "num_tokens", "node-rank", "node_rank",
+    "deepep", "prefill batch", "new-token", "x.size(0)", "node-rank", "node_rank", "timeout",
+    "tokens_per_rank", "_tokens", "batch of ",
 )  # fmt: skip
 
 BENCH = (
-    "benchmark result", "(tok/s)", "(req/s)", "(ms)", "successful requests", "benchmark duration",
+    "(tok/s)", "(req/s)", "(ms)", "successful requests", "benchmark", "result", "(s)",
 )  # fmt: skip
 
+NCU = ("context ", "gpu__time_duration", "duration ", "mem_shared", "wavefronts_shared")
+
 NUMERICS = (
-    "bitwise", "batch invarian", "batch-invarian", "bs=1", "batch size 1",
+    "bitwise", "accuracy", "acc:", "exact match", "exact_match", "questions", "00:00]", "invarian", "bs=",
+    "bs =", "batch size ", "batch_size ",
 )  # fmt: skip
 
 SMI = (
-    "nvidia-smi", "nvml", "device handle",
-    "mib /", "mib|", "gpu is lost", "no devices were found", "+---", "|===",
-    "not supported", "err!",
+    "nvidia-smi", "nvml", "device handle", "mib /", "mib|", "gpu is lost", "no devices were found", "+---",
+    "|===", "not supported", "err!", "mib |", "gib |", "reset",
 )  # fmt: skip
 
 SMI_QUERY = (
@@ -92,15 +97,16 @@ SMI_QUERY = (
 )  # fmt: skip
 
 SMI_MONITOR = (
-    "# gpu", "#time", "#date", "gpu0", "gpu1", "# idx", "   -",
+    "# gpu", "#time", "#date", "gpu0", "gpu1", "# idx", "   -", "#gpu", "# time", "# date",
 )  # fmt: skip
 
 SMI_HOST = (
     "memtotal", "memavailable", "memfree", "=========", "memory.used", "memory.total", "utilization.gpu",
     " mib, ", "pytorch cuda memory summary", "cuda ooms", "gpu reserved memory", "allocated memory",
-    "num_alloc_retries", "num_ooms",
+    "num_alloc_retries", "num_ooms", "memory [", "used_", "power.", "clocks", "temperature.", "pci.",
+    "process_name",
 )  # fmt: skip
 
 ROUTING = (
-    "per token", "/token", "bytes_per_token",
+    "per token", "/token", "per_token", "/ token",
 )  # fmt: skip
