@@ -1,9 +1,12 @@
 """smi.*: what samples of devices say, and what they must not be made to say."""
 
+import json
+
 import pytest
 
 from moexray.diagnose.engine import diagnose
 from smi_samples import DATA, MIB, findings, query, read, sample
+from text_runs import said
 
 THROTTLE = "timestamp, index, utilization.gpu [%], clocks.sm [MHz], clocks_event_reasons.active"
 
@@ -198,3 +201,20 @@ def test_a_sensor_that_fails_is_no_lost_device():
     assert findings(query(rows, header=header)).get("smi.gpu_lost", None) is None or findings(
         query(rows, header=header)
     )["smi.gpu_lost"].cannot_tell
+
+
+def test_samples_as_json_and_in_own_tables():
+    steps = range(24)
+    load = "t_s,requests_running\n" + "".join(f"{60 * i},32\n" for i in steps)
+    records = [{"ts": 60 * i, "index": 0, "memory.used": 80000 + 1500 * i, "memory.total": 143771, "utilization.gpu": 92} for i in steps]
+    flat = "".join(json.dumps(r) + "\n" for r in records)
+    nested = "".join(json.dumps({"ts": r["ts"], "gpus": [{k: v for k, v in r.items() if k != "ts"}]}) + "\n" for r in records)
+    table = "t_s,gpu,used_mib,total_mib,util_pct\n" + "".join(f"{60 * i},0,{80000 + 1500 * i},143771,92\n" for i in steps)
+    for text in (flat, nested, json.dumps(records, indent=1), table):
+        assert list(said(a=text, load=load)) == ["mem.growth_unattributed"]
+
+
+def test_a_gpu_off_the_bus_is_lost():
+    xid = "Jan 12 09:00:01 n7 kernel: NVRM: Xid (PCI:0000:19:00): {}, pid='<unknown>', name=<unknown>, text\n"
+    assert said(log=xid.format(79))["smi.gpu_lost"].severity == "error"
+    assert said(log=xid.format(31)) == {}

@@ -201,7 +201,7 @@ def _growth_out(
         id="mem.growth_unattributed",
         severity="info" if x.load == "unknown" else "warn",
         confidence=confidence,
-        claim=claim,
+        claim=claim.rstrip(),
         subject=Subject(rank=rank, device=device),
         value=x.grown.last - x.grown.first,
         limit=x.limit,

@@ -38,9 +38,12 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.step_log:step_json",
     "moexray.readers.shapes.routing:read_json",
     "moexray.readers.shapes.requests:token_json",
+    "moexray.readers.shapes.accesses:access_json",
     "moexray.readers.shapes.numerics:logprob_json",
+    "moexray.readers.shapes.evals:harness_json",
     "moexray.readers.shapes.numerics:score_json",
     "moexray.readers.shapes.bench_json:bench_json",
+    "moexray.readers.shapes.smi:query_json",
 )
 
 

@@ -99,6 +99,7 @@ _REDUCE_FAILED = lazy(
     r"(?i)custom_all_?reduce\.cuh?\S*[^\n]*(?:invalid argument|error)|error[^\n]*custom_all_?reduce\.cuh?"
     r"|cudaIpc(?:Get|Open)MemHandle\w*[^\n]*(?:invalid|fail|error)"
 )
+OFF_THE_BUS = 79  # Xid of "GPU has fallen off the bus". Source: NVIDIA's list of Xid errors
 _DIGITS = lazy(r"\d[\d,]*(?:\.\d+)?")
 
 
@@ -125,6 +126,9 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
                 fields=fields,
                 text=(line.full or text)[:600],
             )
+            if kind == "gpu.xid" and fields["xid"] == OFF_THE_BUS:
+                at, bus = f"line {line.number}", fields["pci"].removeprefix("PCI:")
+                out.add("gpu_event", where=at, kind="lost", t_s=line.t_s, bus=bus, text=text)
 
 
 def _event(text: str, low: str) -> tuple[str, dict[str, Any]] | None:

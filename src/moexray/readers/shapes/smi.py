@@ -1,4 +1,4 @@
-"""CSV of `nvidia-smi --query-gpu` and `--query-compute-apps`.
+"""CSV of `nvidia-smi --query-gpu` and `--query-compute-apps`, and JSON records with the same fields.
 
 Any fields in any order, with or without units, header or times, repeated headers, placeholders.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
 from moexray.readers.gpu_samples import Sample, Samples, fault_of, flags_of, quantity, size, when
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moexray.core.source import Source
     from moexray.readers.csv_file import Grid
 
-__all__ = ["query_apps", "query_gpu"]
+__all__ = ["query_apps", "query_gpu", "query_json"]
 
 BRACKETS = lazy(r"\s*[\[(]([^\])]*)[\])]\s*$")
 # field as nvidia-smi names it, dots as underscores -> (column of table gpu, factor of a bare number)
@@ -35,7 +35,14 @@ FIELDS: dict[str, tuple[str, float]] = {
     "power_limit": ("power_limit_w", 1), "enforced_power_limit": ("power_limit_w", 1),
     "temperature_gpu": ("temp_c", 1),
 }  # fmt: skip
+# Names of exporters' own tables; they count where a column of memory has a unit.
 FALLBACKS = {
+    "used": ("used_bytes", 1), "mem_used": ("used_bytes", 1), "fb_used": ("used_bytes", 1),
+    "gpu_memory_used": ("used_bytes", 1), "total": ("total_bytes", 1), "mem_total": ("total_bytes", 1),
+    "fb_total": ("total_bytes", 1), "gpu_memory_total": ("total_bytes", 1), "mem_free": ("free_bytes", 1),
+    "fb_free": ("free_bytes", 1), "util": ("util_ratio", 0.01), "gpu_util": ("util_ratio", 0.01),
+    "sm_util": ("util_ratio", 0.01), "util_gpu": ("util_ratio", 0.01), "utilization": ("util_ratio", 0.01),
+    "sm_clock": ("sm_mhz", 1), "clock_sm": ("sm_mhz", 1), "sm": ("sm_mhz", 1), "power": ("power_w", 1),
     "clocks_gr": ("sm_mhz", 1), "clocks_current_graphics": ("sm_mhz", 1), "clocks_max_gr": ("sm_max_mhz", 1),
     "clocks_max_graphics": ("sm_max_mhz", 1),
 }  # fmt: skip
@@ -46,6 +53,7 @@ KEYS = {
     "uuid": "uuid", "gpu_uuid": "uuid", "pci_bus_id": "bus", "gpu_bus_id": "bus", "pci_bus": "bus",
     "name": "name", "gpu_name": "name", "timestamp": "time", "time": "time", "date_time": "time",
     "driver_version": "driver", "mig_mode_current": "mig", "hostname": "host", "host": "host", "node": "host",
+    "t": "time", "t_s": "time", "ts": "time", "datetime": "time", "query_time": "time", "unix_s": "time",
 }  # fmt: skip
 APPS = {
     "pid": "pid", "process_name": "name", "name": "name", "used_memory": "bytes", "used_gpu_memory": "bytes",
@@ -57,6 +65,8 @@ MARKS = lazy(
     r"(?:memory|utilization|clocks|power|temperature|ecc|pcie|fan|enforced|mig|encoder|retired_pages)_\w+|pstate"
 )
 SHOWN = 6
+MAX_RECORDS = 200_000  # of a JSON file
+LOOKED_AT = 64  # records whose keys name the columns
 MAX_DEVICES = 16  # rows without any mark of a device: up to so many are one sample of a node
 
 
@@ -76,7 +86,7 @@ def query_gpu(grid: Grid, source: Source | None, out: Reading) -> bool:  # noqa:
     layout = _layout(header)
     if not layout.numbers and not layout.flags:
         return False
-    if not any(MARKS.fullmatch(_bare(n)[0]) for n in header):
+    if not any(MARKS.fullmatch(_bare(n)[0]) for n in header) and not _own_table(layout):
         return False
     samples = Samples("query")
     placeholders: Counter[str] = Counter()
@@ -99,6 +109,13 @@ def query_gpu(grid: Grid, source: Source | None, out: Reading) -> bool:  # noqa:
     samples.flush(out, "")
     _report(samples, placeholders, header, grid, out)
     return True
+
+
+def _own_table(layout: _Layout) -> bool:
+    """Memory in use with its unit and one more quantity of a device, by whatever names."""
+    columns = {column: unit for column, _, unit in layout.numbers.values()}
+    others = {"total_bytes", "util_ratio", "free_bytes"} & set(columns)
+    return bool(columns.get("used_bytes") and others)
 
 
 def _bare(name: str) -> tuple[str, str]:
@@ -289,3 +306,22 @@ def _bare_apps(grid: Grid) -> dict[str, int]:
     if len(numbers) > 1:
         columns["bytes"] = numbers[1]
     return columns
+
+
+def query_json(document: Any, source: Source, out: Reading) -> bool:
+    """Reads records of devices, JSON lines or an array, each device flat or in the one list of a record."""
+    records = [r for r in (document if isinstance(document, list) else [document]) if isinstance(r, dict)]
+    flat: list[dict[str, Any]] = []
+    for record in records[:MAX_RECORDS]:
+        inner = [v for v in record.values() if isinstance(v, list) and v and isinstance(v[0], dict)]
+        outer = {k: v for k, v in record.items() if not isinstance(v, (dict, list))}
+        flat += [{**outer, **x} for x in inner[0] if isinstance(x, dict)] if len(inner) == 1 else [outer]
+    values = [(k, v) for r in flat[:LOOKED_AT] for k, v in r.items()]
+    names = tuple(dict.fromkeys(k for k, v in values if not isinstance(v, (dict, list))))
+    if not flat or not names:
+        return False
+    from moexray.readers.csv_file import Grid
+
+    rows = tuple(tuple("" if r.get(n) is None else str(r[n]) for n in names) for r in flat)
+    grid = Grid(names, rows, tuple(range(1, len(rows) + 1)))
+    return query_apps(grid, source, out) or query_gpu(grid, source, out)
