@@ -17,10 +17,21 @@ from moexray.faces.cli.main import COMMANDS, main
 
 NOTE = "<!-- made by docs/generate.py; edit the code instead -->\n"
 
+READING = """\
+- **decided**: the rule that must hold, with its default limits (`--limits` overrides them).
+- **refuted**: what speaks against it; then it is not said, or told as ruled out.
+- **do**: what to change. The diagnosis gives the setting and how to undo it.
+- **needs**: the artefact that decides; [capture.md](capture.md) says how to take it.
+
+Families:
+"""
+
 
 def tables() -> str:
     """Every table with its columns, units and meaning."""
-    out = [NOTE, "# Tables\n", "What the readers fill and the rules read. Unknown is null, never 0.\n"]
+    out = [NOTE, "# Tables\n", "What the readers fill and the rules read. Unknown is null, never 0.",
+           "`moexray inspect PATH` says which of them your files fill; `--save` writes them as Parquet.\n",
+           ", ".join(f"[{t.name}](#{t.name})" for t in TABLES) + "\n"]
     for table in TABLES:
         out += [f"## {table.name}\n", f"{table.doc}\n"]
         out += ["| column | type | unit | meaning |", "|---|---|---|---|"]
@@ -32,6 +43,13 @@ def tables() -> str:
 def verdicts() -> str:
     """Every verdict: what it means, how it is decided, what refutes it, what to do."""
     out = [NOTE, "# Verdicts\n", "What `moexray diagnose` may say; `moexray explain ID` prints the same.\n"]
+    out.append(READING)
+    families = dict.fromkeys(v.id.partition(".")[0] for v in VERDICTS)
+    for family in families:
+        names = [v.id for v in VERDICTS if v.id.startswith(f"{family}.")]
+        links = ", ".join(f"[{n.partition('.')[2]}](#{n.replace('.', '')})" for n in names)
+        out.append(f"- **{family}**: {links}")
+    out.append("")
     for v in VERDICTS:
         out += [f"## {v.id}\n", f"{_cell(v.means)}\n", f"- **decided**: {_cell(v.decided)}"]
         out += [f"- **refuted**: {_cell(v.refuted)}", *(f"- **do**: {_cell(d)}" for d in v.do)]
