@@ -47,6 +47,9 @@ def test_an_empty_cover_covers_nothing():
         "void vllm::cross_device_reduce_2stage<__nv_bfloat16, 8>(vllm::RankData*)",
         "multimem_all_reduce_kernel",
         "two_shot_all_reduce_kernel<float>",
+        "ncclSymkDevKernel_AllReduce_RSxLD_AGxST_sum_bf16(ncclSymkDevWorkArgs4K)",
+        "void tensorrt_llm::kernels::moe::moeA2ADispatchKernel<8>(Params)",
+        "void uccl::intranode::combine<7168>(void*)",
     ],
 )
 def test_kernels_that_communicate(name):

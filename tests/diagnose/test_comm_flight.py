@@ -254,3 +254,12 @@ def test_the_setting_in_force_where_entries_have_no_limit():
     f = finding(said(bare | {"launch.txt": launch.replace(" --dist-timeout 500", "")}), "comm.timeout_near")
     assert "default" in f.claim
     assert f.limit == 300
+
+
+def test_dumps_of_a_live_job_taken_one_after_another_are_silent():
+    """Rank 2's open number is complete on a rank that was dumped later: nobody waits."""
+    made = {
+        f"nccl_trace_rank_{r}": dump([*[entry(s) for s in range(1, 40 + r)], entry(40 + r, state="started" if r == 2 else "completed")])
+        for r in range(4)
+    }  # fmt: skip
+    assert ids(said(made)) == []

@@ -105,6 +105,24 @@ def test_slow_transfer_needs_the_whole_group():
     assert "comm.slow_transfer" not in ids(say(*traces[:2]), "info")
 
 
+def test_what_the_profiler_notes_counts_more_than_names_and_numbers():
+    """Kernels with names of no library, collectives without sequence numbers: sizes and groups are noted."""
+    traces = pair_of_ranks(steps=20, slow=range(14, 20))
+    for trace in traces:
+        for event in trace.events:
+            if event["args"].pop("Seq", None) is not None:
+                event["name"] = "vendor_exchange_kernel"
+    assert only(say(*traces), "comm.slow_transfer").value == pytest.approx(3)
+
+
+def test_the_rank_of_a_folder_is_the_last_resort():
+    traces = pair_of_ranks(late_us=3000)
+    for trace in traces:
+        trace.rank = None
+    found = only(say(*traces, names=["a/rank0/trace.json", "a/rank1/trace.json"]), "comm.straggler_wait")
+    assert found.subject.rank == 1
+
+
 def test_growing_sizes_are_no_slow_transfer():
     traces = pair_of_ranks(steps=20, slow=range(14, 20))
     for trace in traces:
@@ -149,6 +167,19 @@ def test_a_gap_between_the_steps_of_a_single_rank_is_idle_time():
         if event["ts"] > 200_000:
             event["ts"] += 3_000_000
     assert ids(say(trace), "info") == []
+
+
+@pytest.mark.parametrize(("lead", "said"), [(100, ["host.stall"]), (-400_000, [])])
+def test_a_gap_of_a_single_rank_counts_as_far_as_it_lies_in_a_step(lead, said):
+    """The step begins 0.1 ms after the last call before a gap of 400 ms, or where the gap ends."""
+    trace, now = Trace(), 0.0
+    for i in range(10):
+        gap = 400_000.0 if i == 6 else 0.0
+        trace.step(i, now + (min(gap, max(0.0, -lead)) if gap else 0.0), 40_000 + (gap if lead > 0 else 0.0))
+        trace.kernel(now + gap + 500, 38_000)
+        trace.call("cudaStreamSynchronize", now + gap + 600, 38_300)
+        now += gap + 40_200
+    assert ids(say(trace)) == said
 
 
 def log_line(rank, second, seconds):

@@ -51,8 +51,8 @@ LAUNCH = lazy(r"(?:cuda|hip|cu|xpu)\w*Launch\w*")
 PERIOD_LEAST, PERIOD_SPAN, PERIOD_SPREAD, PERIOD_SHARE, PERIOD_TRIES = 8, 0.8, 0.25, 0.6, 40
 # Kernels that move data between ranks (or wait for it), by library; a maintained table.
 COMM_KERNELS = lazy(
-    r"nccl(?:Dev)?Kernel|ncclGenericKernel|ncclSymDevKernel|ncclDevFunc|rccl\w*Kernel|msccl"
-    r"|\b(?:deep_)?ep::(?:\w+::)*(?:dispatch(?![a-z])|combine(?![a-z])|\w*notify\w*|\w*barrier\w*|clean\w*)"
+    r"nccl\w*Kernel|ncclDevFunc|rccl\w*Kernel|msccl|userbuffers_|a2a_?(?:dispatch|combine)"
+    r"|\b(?:(?:deep_)?ep|uccl)::(?:\w+::)*(?:dispatch(?![a-z])|combine(?![a-z])|\w*notify\w*|\w*barrier\w*|clean\w*)"
     r"|nvshmem|rocshmem|mori::|pplx\w*::?\w*(?:dispatch|combine)|hybrid_ep"
     r"|(?:one|two)_shot_all_?reduce|multimem_\w*(?:all|reduce|gather)|cross_device_reduce"
     r"|custom_all_?reduce|quick_?reduce|trtllm_\w*all_?reduce|allreduce_fusion|oneShotAllReduce"
@@ -178,8 +178,12 @@ class Profile:
 
     @cached_property
     def comm_rows(self) -> NDArray[np.int64]:
-        """Kernels that communicate."""
-        return self.named(COMM_KERNELS, KERNEL)
+        """Kernels that communicate: by the collective that the profiler noted, else by their names."""
+        named = self.named(COMM_KERNELS, KERNEL)
+        if self.comm is None:
+            return named
+        noted = np.asarray(self.comm["row"])
+        return np.union1d(named, noted[self.category[noted] == KERNEL])
 
     @cached_property
     def compute(self) -> Cover:

@@ -236,7 +236,8 @@ def match(profiles: list[Profile]) -> Collectives:
     profiles = sorted(profiles, key=lambda p: (p.rank is None, p.rank or 0, p.source))
     cells: dict[Any, dict[int, int]] = {}
     facts: dict[Any, tuple[str, int, int]] = {}
-    unnumbered: dict[str, dict[int, list[int]]] = {}
+    unnumbered: dict[Any, dict[int, list[int]]] = {}
+    sizes: dict[tuple[int, int], tuple[int, int]] = {}
     for rank, profile in enumerate(profiles):
         known = _metadata(profile)
         pairs = len(profile.named(POINT_TO_POINT, ANNOTATION)) > 0
@@ -247,16 +248,18 @@ def match(profiles: list[Profile]) -> Collectives:
             if ONE_SIDED.search(name) or (pairs and op is None and "SendRecv" in name):
                 continue
             if seq < 0:
-                unnumbered.setdefault(name, {}).setdefault(rank, []).append(row)
+                unnumbered.setdefault((name, group), {}).setdefault(rank, []).append(row)
+                sizes[rank, row] = (size, members)
                 continue
             nth = seen.get((group, seq), 0)
             seen[group, seq] = nth + 1
             cells.setdefault((group, seq, nth), {})[rank] = row
             facts[group, seq, nth] = (str(op), size, members)
-    for name, by_rank in unnumbered.items():
+    for (name, group), by_rank in unnumbered.items():
         for index, ranks in enumerate(_by_order(profiles, by_rank)):
-            cells[name, index] = ranks
-            facts[name, index] = (name, -1, -1)
+            key = (name, group, index)
+            cells[key] = ranks
+            facts[key] = (name, *sizes[next(iter(ranks.items()))])
     return Collectives(profiles, cells, facts)
 
 

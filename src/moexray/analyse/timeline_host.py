@@ -81,7 +81,7 @@ class Silences:
 
     Args:
         start, end: ns.
-        step: Step position, -1 where it does not lie inside one step.
+        step: Position of the step that holds its middle, if the part in it is long enough alone; else -1.
     """
 
     start: NDArray[np.int64]
@@ -135,8 +135,12 @@ def silences(profile: Profile, least_ns: float) -> Silences:
     start, end = start[long], end[long]
     idle = profile.compute.within(start, end) <= BUSY * (end - start)
     start, end = start[idle], end[idle]
-    first, last = profile.steps.of(start), profile.steps.of(end - 1)
-    return Silences(start, end, np.where(first == last, first, -1))
+    steps = profile.steps
+    step = steps.of((start + end) // 2)
+    if not len(steps):
+        return Silences(start, end, step)
+    inside = np.minimum(end, steps.end[step]) - np.maximum(start, steps.start[step])
+    return Silences(start, end, np.where(inside > least_ns, step, -1))
 
 
 def cover_of(profile: Profile, pattern: re.Pattern[str], *categories: int) -> Cover:

@@ -71,8 +71,8 @@ def _place(group: GroupView) -> dict[int, int]:
     front = group.frontier()
     standing = {r: front.get(r, p.launched) for r, p in group.positions.items()}
     known = {r: s for r, s in standing.items() if s is not None}
-    if not any(p.open() for p in group.positions.values()):
-        return {}  # all complete: dumps of a live job, taken at different moments
+    if not front:
+        return {}  # nobody waits: dumps of a live job, taken at different moments
     if min(p.launched or 0 for p in group.positions.values()) < group.completed():
         return known  # an operation cannot complete before all have launched it: the numbers do not match
     return known if len(set(front.values())) > 1 else {}

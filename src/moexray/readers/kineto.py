@@ -230,12 +230,13 @@ def _shifted(name: str, offset: int) -> str:
 
 
 def _rank(facts: dict[str, Any], source: Source) -> int | None:
-    """Rank from the content first, then from the name of the file, then the trace's own name."""
+    """Rank from the content first, then from the file's name, the trace's own name, the nearest folder."""
     info = facts.get("distributedInfo")
     if isinstance(info, dict) and isinstance(info.get("rank"), int):
         return int(info["rank"])
     own = str(facts.get("traceName", "")).rsplit("/", 1)[-1]
-    return next((r for r in (rank_in_name(source.name), rank_in_name(own)) if r is not None), None)
+    folders = source.path.split("/")[-2::-1]
+    return next((r for name in (source.name, own, *folders) if (r := rank_in_name(name)) is not None), None)
 
 
 def rank_in_name(name: str) -> int | None:
