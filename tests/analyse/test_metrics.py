@@ -1,6 +1,7 @@
 """Scrapes in order, and differences of counters."""
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -83,3 +84,20 @@ def test_series_with_a_reason_add_up():
 def test_servers_on_one_page_are_kept_apart():
     text = "".join(f'vllm:num_requests_running{{engine="0",instance="{i}"}} {i}\n' for i in range(3))
     assert [s.get("requests_running") for s in scrapes(read({"m.prom": text}))] == [0, 1, 2]
+
+
+def query(name, values, **labels):
+    """Prometheus' answer to a range query of one metric."""
+    pairs = [[1764100000 + 15 * i, str(v)] for i, v in enumerate(values)]
+    series = {"metric": {"__name__": name, "instance": "h:8000", **labels}, "values": pairs}
+    return json.dumps({"status": "success", "data": {"resultType": "matrix", "result": [series]}})
+
+
+def test_answers_to_several_queries_at_one_time_are_one_scrape():
+    files = {"a": query("vllm:num_preemptions_total", [1, 5, 9]), "b": query("vllm:kv_cache_usage_perc", [0.9, 0.97, 0.99])}
+    [found] = chain(files)
+    assert [(s.get("preemptions"), s.get("kv_usage")) for s in found.scrapes] == [(1, 0.9), (5, 0.97), (9, 0.99)]
+
+
+def test_the_same_series_twice_is_not_joined():
+    assert len(scrapes(read({"a": query("vllm:num_requests_running", [1]), "b": query("vllm:num_requests_running", [2])}))) == 2

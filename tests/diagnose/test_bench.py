@@ -69,3 +69,38 @@ def test_no_oversubscription(last):
 def test_unlike_models_are_no_cliff():
     rows = "model,peak_mem_gib,tok_s\nsmall,10,400\nlarge,40,50\n"
     assert said({"b.csv": rows}) == {}
+
+
+def result(p50, p99, mean, **more):
+    return json.dumps({"backend": "vllm", "max_concurrency": 64, "mean_itl_ms": mean, "median_itl_ms": p50, "p99_itl_ms": p99, **more})
+
+
+def test_files_of_one_backend_are_compared_and_told_apart():
+    finding = said({"a.json": result(30, 40, 31), "b.json": result(31, 205, 39)})["kernel.tail_shapes"]
+    assert "slow in b.json" in finding.claim
+    assert said({"a.json": result(30, 40, 31), "b.json": result(31, 115, 39)}) == {}
+    assert said({"a.json": result(30, 40, 31), "b.json": result(31, 205, 39, max_concurrency=8)}) == {}
+
+
+BOX = """                NVIDIA GenAI-Perf | LLM Metrics
+\u2503                Statistic \u2503    avg \u2503    p99 \u2503    p50 \u2503
+\u2502 Inter Token Latency (ms) \u2502  26.00 \u2502 {p99} \u2502  22.00 \u2502
+\u2502     Request Latency (ms) \u2502 3,000.00 \u2502 3,500.00 \u2502 2,900.00 \u2502
+"""
+CONSOLE = """Benchmarks Stats:
+====================================================
+Metadata     | Request Stats         || ITL (ms)           |||
+    Benchmark| Per Second| Concurrency| mean| median|     p99
+-------------|-----------|------------|-----|-------|--------
+ synchronous |       0.37|        1.00| 24.1|   24.0| {p99}
+"""
+
+
+@pytest.mark.parametrize("form", [BOX, CONSOLE, "| backend | p50 ITL (ms) | p99 ITL (ms) |\n|---|---|---|\n| x | 20 | {p99} |\n"])
+def test_drawn_tables(form):
+    assert "kernel.tail_shapes" in said({"a.txt": form.format(p99="30.00"), "b.txt": form.format(p99="140.0")})
+    assert "kernel.tail_shapes" not in said({"a.txt": form.format(p99="30.00"), "b.txt": form.format(p99="40.0")})
+
+
+def test_percentiles_of_a_kernel_without_a_quantity():
+    assert "kernel.tail_shapes" in said({"a.csv": "kernel,median_us,p99_us,mean_us\nA,12.5,13.9,12.6\nB,12.9,61.0,15.4\n"})

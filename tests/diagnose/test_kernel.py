@@ -1,5 +1,9 @@
 """kernel.bank_conflict."""
 
+import json
+
+import pytest
+
 from load_samples import said
 
 HEAD = (
@@ -23,3 +27,56 @@ def test_a_small_ratio_or_a_small_share_is_silent():
 def test_ideal_wavefronts_are_trusted_more():
     head = HEAD.replace('wavefronts_mem_shared.sum"', 'wavefronts_mem_shared.sum","memory_l1_wavefronts_shared_ideal"').replace('us","",""', 'us","","",""')
     assert said({"n.csv": head + '"0","k","100","400,000","1,000,000","990,000"\n'}) == {}
+
+
+PATTERN = {"stride_bytes": 512, "width_bytes": 16, "base_bytes": 0}
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.json": json.dumps(PATTERN)},
+        {"a.json": json.dumps({"shared_memory": [{"kernel": "k", "stride_elements": 128, "dtype": "float", "width": 16}]})},
+        {"a.json": json.dumps({"lanes": 32, "pattern": {"stride_bytes": 512, "vector_type": "float4"}})},
+        {"a.csv": "kernel,stride_bytes,width_bytes,base_bytes\nk,512,16,0\nfree,16,16,0\n"},
+        {"a.txt": "shared loads of kernel k\nstride = 512 bytes\nwidth = 16 bytes\nbase = 0\n"},
+    ],
+)
+def test_a_stated_pattern_gives_the_degree_and_the_padding(files):
+    finding = said(files)["kernel.bank_conflict"]
+    assert (finding.severity, finding.value) == ("info", 8)
+    assert "n_way=8 passes=32 ideal=4" in finding.evidence[0].text
+    assert "pad_bytes=16 padded_stride_bytes=528" in finding.evidence[0].text
+
+
+def test_a_split_vector_is_named_without_a_conflict():
+    finding = said({"a.json": json.dumps({"stride_bytes": 20, "width_bytes": 16, "base_bytes": 4})})["kernel.bank_conflict"]
+    assert "split into 4 of 4 bytes" in finding.claim
+
+
+@pytest.mark.parametrize(
+    "document",
+    [{"stride_bytes": 16, "width_bytes": 16, "base_bytes": 0}, {"patch": {"stride": 14, "width": 16}}, {"stride_bytes": 132, "width_bytes": 4}],
+)
+def test_sound_patterns_and_other_strides_are_silent(document):
+    assert said({"a.json": json.dumps(document), "n.csv": HEAD + '"0","k","100","1","1,000,000"\n'}) == {}
+
+
+def test_a_report_is_believed_before_a_pattern():
+    assert said({"a.json": json.dumps(PATTERN), "n.csv": HEAD + '"0","k","100","1,000","1,000,000"\n'}) == {}
+
+
+TEXT = """  moe_gemm(float *) (132, 1, 1)x(256, 1, 1), Context 1, Stream 7, Device 0, CC 9.0
+    Section: Command line profiler metrics
+    -------------------------------------------------- ----------- ------------
+    gpu__time_duration.sum                                      us       412.10
+    l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum                  500,000
+    l1tex__data_pipe_lsu_wavefronts_mem_shared.sum                    2,000,000
+"""
+
+
+def test_a_report_as_text():
+    finding = said({"a.txt": TEXT})["kernel.bank_conflict"]
+    assert finding.value == 0.25
+    assert "time_s=0.000412" in finding.evidence[0].text
+    assert said({"a.txt": TEXT.replace("500,000", "250,000")}) == {}

@@ -80,3 +80,57 @@ def test_log_probabilities_of_one_prompt_in_two_batches():
     assert said({"l.json": json.dumps(body)})["num.batch_variance"].value == pytest.approx(0.125)
     body["prompts"][0]["bs32"] = body["prompts"][0]["bs1"]
     assert said({"l.json": json.dumps(body)}) == {}
+
+
+def harness(score, settings):
+    return json.dumps({
+        "results": {"gsm8k": {"alias": "gsm8k", "exact_match,strict-match": score, "exact_match_stderr,strict-match": 0.012}},
+        "configs": {"gsm8k": {}}, "n-samples": {"gsm8k": {"original": 1319, "effective": 1319}},
+        "config": {"model": "vllm", "model_args": settings},
+    })
+
+
+def test_files_of_a_harness_are_arms_by_their_settings():
+    files = [("pretrained=m,dtype=bfloat16", 0.951), ("pretrained=m,dtype=bfloat16", 0.949),
+             ("pretrained=m-FP8,dtype=auto", 0.891), ("pretrained=m-FP8,dtype=auto", 0.895)]
+    finding = said({f"{i}.json": harness(v, a) for i, (a, v) in enumerate(files)})["num.precision_regression"]
+    assert finding.value == pytest.approx(0.057)
+    assert "2 + 2 runs of 1319 questions" in finding.claim
+
+
+def test_other_models_are_no_arms():
+    assert said({"a.json": harness(0.95, "pretrained=big"), "b.json": harness(0.61, "pretrained=small")}) == {}
+
+
+TABLE = """vllm (pretrained=m,dtype={d}), gen_kwargs: (None), limit: None
+|Tasks|Version|     Filter     |n-shot|  Metric   |   |Value |   |Stderr|
+|-----|------:|----------------|-----:|-----------|---|-----:|---|-----:|
+|gsm8k|      3|flexible-extract|     5|exact_match|x  |{v}|+-  |0.0060|
+"""
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.txt": TABLE.format(d="auto", v=0.95), "b.txt": TABLE.format(d="fp8", v=0.89)},
+        {"a.txt": "1319/1319 [00:40<00:00]\nAccuracy: 0.951\n", "b.txt": "1319/1319 [00:40<00:00]\nAccuracy: 0.890\n"},
+        {"a.json": '{"accuracy": 0.951, "num_questions": 1319}', "b.json": '{"accuracy": 0.89, "num_questions": 1319}'},
+        {"a.csv": "kv_cache_dtype,correct,total\nauto,1254,1319\nfp8,1174,1319\n"},
+        {"a.json": '[{"arm": "a", "correct": 1254, "total": 1319}, {"arm": "b", "correct": 1174, "total": 1319}]'},
+    ],
+)
+def test_one_run_each_beyond_three_errors(files):
+    finding = said(files)["num.precision_regression"]
+    assert (finding.severity, finding.confidence) == ("error", 0.75)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"a.json": '{"temperature": 0.8, "bs1": [-1.1, -0.2], "bs32": [-1.2, -0.2]}'},
+        {"a.json": '{"sampling_params": {"do_sample": true}, "bs1": [-1.1, -0.2], "bs32": [-1.2, -0.2]}'},
+        {"a.csv": "batch_size,temperature,pos,logprob\n1,0.7,0,-0.5\n1,0.7,1,-0.6\n8,0.7,0,-0.51\n8,0.7,1,-0.6\n"},
+    ],
+)
+def test_no_variance_where_sampling_is_on(files):
+    assert "num.batch_variance" not in said(files)

@@ -147,3 +147,18 @@ def test_other_text_is_no_page(text):
 def test_a_page_without_any_usable_sample_is_refused():
     run = read({"m.prom": 'vllm:num_requests_running{engine="0"} NaN\n'})
     assert "without a usable sample" in run.skipped[0].reason
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<html><head><title>503 Service Temporarily Unavailable</title></head></html>", "404 page not found\n", '{"detail":"Not Found"}'],
+)
+def test_an_error_answer_is_named_whatever_its_file_is_called(text):
+    assert list(said({"a.txt": text, "b.txt": ONE})) == ["input.scrape_dirty"]
+
+
+@pytest.mark.parametrize(
+    "text", ["<!DOCTYPE html><html><head><title>Guide</title></head></html>", '{"detail": "CUDA error"}', "not found: module x\n"]
+)
+def test_other_pages_are_no_scrapes(text):
+    assert "input.scrape_dirty" not in said({"a.txt": text, "b.txt": ONE})

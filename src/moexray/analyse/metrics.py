@@ -111,8 +111,25 @@ class Series:
 
 
 def scrapes(run: Run) -> list[Scrape]:
-    """Every scrape of every target, in the order of the files."""
-    return [s for batch in run.batches("metrics") for s in _of_batch(batch)]
+    """Every scrape of every target, in the order of the files.
+
+    Answers to several queries at one time (a file per metric or per engine) are one scrape.
+    """
+    out: list[Scrape] = []
+    at: dict[tuple[str, int], Scrape] = {}
+    for scrape in (s for batch in run.batches("metrics") for s in _of_batch(batch)):
+        if scrape.t_s is None:
+            out.append(scrape)
+            continue
+        first = at.setdefault((scrape.target, round(scrape.t_s)), scrape)
+        born = all(abs(scrape.births[k] - b) < 1 for k, b in first.births.items() if k in scrape.births)
+        if first is scrape or not born or first.values.keys() & scrape.values.keys():
+            out.append(scrape)
+            continue
+        first.values.update(scrape.values)
+        first.counters.update(scrape.counters)
+        first.births.update(scrape.births)
+    return out
 
 
 def _of_batch(batch: Batch) -> list[Scrape]:

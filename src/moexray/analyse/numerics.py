@@ -27,6 +27,7 @@ class Arm:
         questions: Questions of a run; None if unknown.
         stderr: Standard error of one run that the tool printed.
         where: Place of the first run.
+        scope: Arms are compared within it: their file, or "" for files that hold one arm each.
     """
 
     source: str
@@ -36,6 +37,7 @@ class Arm:
     questions: int | None
     stderr: float | None
     where: str
+    scope: str
 
     @property
     def mean(self) -> float:
@@ -57,21 +59,28 @@ class Arm:
 
 
 def arms(rows: Iterable[Row]) -> list[Arm]:
-    """Rows of table `scores` per file, set and arm."""
+    """Rows of table `scores` per file, set and arm; files with one arm each are arms or their repeats."""
+    rows = list(rows)
+    inside: dict[tuple[str, str | None], set[str]] = {}
+    for r in rows:
+        inside.setdefault((r["source"], r["set"]), set()).add(r["arm"] or "")
     found: dict[tuple[str, str | None, str], list[Row]] = {}
     for r in rows:
-        found.setdefault((r["source"], r["set"], r["arm"] or ""), []).append(r)
+        alone = len(inside[r["source"], r["set"]]) == 1
+        scope = "" if alone else r["source"]
+        found.setdefault((scope, r["set"], r["arm"] or r["source"]), []).append(r)
     return [
         Arm(
-            source=source,
+            source=part[0]["source"],
             set=group,
             name=name,
             scores=tuple(r["score"] for r in part),
             questions=next((r["questions"] for r in part if r["questions"]), None),
             stderr=next((r["stderr"] for r in part if r["stderr"]), None),
             where=part[0]["where"],
+            scope=scope,
         )
-        for (source, group, name), part in found.items()
+        for (scope, group, name), part in found.items()
     ]
 
 

@@ -176,7 +176,7 @@ RULES: tuple[Rule, ...] = (
     Rule("moexray.diagnose.metrics:prefill_interference", ("sched.prefill_interference",), ("steps",)),
     Rule("moexray.diagnose.bench:tail_shapes", ("kernel.tail_shapes",), ("bench",)),
     Rule("moexray.diagnose.bench:oversubscription", ("mem.oversubscription",), ("bench",)),
-    Rule("moexray.diagnose.kernel:bank_conflict", ("kernel.bank_conflict",), ("kernels",)),
+    Rule("moexray.diagnose.kernel:bank_conflict", ("kernel.bank_conflict",), ("kernels", "accesses")),
     Rule("moexray.diagnose.numerics:precision_regression", ("num.precision_regression",), ("scores", "log")),
     Rule("moexray.diagnose.numerics:batch_variance", ("num.batch_variance",), ("mismatch", "logprobs")),
     Rule("moexray.diagnose.engine_jit:compile_skew", ("jit.compile_skew",), ("log",)),

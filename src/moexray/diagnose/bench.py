@@ -37,13 +37,25 @@ def tail_shapes(run: Run, limits: Limits) -> list[Finding]:
 
 
 def _pairs(runs: list[Run1]) -> itertools.chain[tuple[Run1, Run1]]:
-    """Runs of different arms (or files) at one level and setting."""
+    """Runs of different arms or files, or the only two of one file, at one level and setting."""
     groups: dict[tuple[object, ...], list[Run1]] = {}
     for r in runs:
         groups.setdefault((r.level, r.setting), []).append(r)
     return itertools.chain.from_iterable(
-        ((a, b) for a, b in itertools.combinations(g, 2) if a.name != b.name) for g in groups.values()
+        (pair for pair in itertools.combinations(g, 2) if len(g) == 2 or _apart(*pair))
+        for g in groups.values()
     )
+
+
+def _apart(a: Run1, b: Run1) -> bool:
+    return (a.source, a.run) != (b.source, b.run)
+
+
+def _title(r: Run1, other: Run1) -> str:
+    """What to call a run beside another one."""
+    if r.name != other.name:
+        return r.name
+    return r.source if r.source != other.source else f"run {r.order + 1} of {r.source}"
 
 
 def _tail(a: Run1, b: Run1, quantity: str, limits: Limits) -> tuple[float, Finding] | None:
@@ -67,11 +79,11 @@ def _tail(a: Run1, b: Run1, quantity: str, limits: Limits) -> tuple[float, Findi
     bad, good = (a, b) if slow == 0 else (b, a)
     at = f" at level {a.level:g}" if a.level is not None else ""
     claim = (
-        f"{bad.name} and {good.name} agree in the median {quantity} ({medians[slow] * 1e3:.4g} and "
-        f"{medians[1 - slow] * 1e3:.4g} ms){at} and differ in the tail: {said}. A few shapes are very slow "
-        f"in {bad.name}."
+        f"{_title(bad, good)} and {_title(good, bad)} agree in the median {quantity} "
+        f"({medians[slow] * 1e3:.4g} and {medians[1 - slow] * 1e3:.4g} ms){at} and differ in the "
+        f"tail: {said}. A few shapes are very slow in {_title(bad, good)}."
     )
-    evidence = tuple(_figures(r, quantity) for r in (bad, good))
+    evidence = (_figures(bad, good, quantity), _figures(good, bad, quantity))
     finding = Finding(
         "kernel.tail_shapes",
         "warn",
@@ -88,11 +100,11 @@ def _tail(a: Run1, b: Run1, quantity: str, limits: Limits) -> tuple[float, Findi
     return ratio, finding
 
 
-def _figures(r: Run1, quantity: str) -> Evidence:
+def _figures(r: Run1, other: Run1, quantity: str) -> Evidence:
     names = (f"{stat}_{quantity}_s" for stat in ("mean", "p50", "p90", "p95", "p99", "max"))
     facts = {n.removesuffix("_s") + "_ms": r.figures[n][0] * 1e3 for n in names if n in r.figures}
     where = r.figures[f"p50_{quantity}_s"][1]
-    return Evidence(r.source, where, f"{r.name}: {pairs(facts)}")
+    return Evidence(r.source, where, f"{_title(r, other)}: {pairs(facts)}")
 
 
 def oversubscription(run: Run, limits: Limits) -> list[Finding]:

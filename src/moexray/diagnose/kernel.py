@@ -1,16 +1,18 @@
-"""kernel.bank_conflict: serialised shared-memory accesses of kernels that take a share of the time."""
+"""kernel.bank_conflict: serialised shared-memory accesses, measured or predicted from a stated pattern."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from moexray.analyse.banks import degree, padding
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
+    from moexray.analyse.banks import Degree
     from moexray.core.limits import Limits
-    from moexray.core.run import Run
+    from moexray.core.run import Row, Run
 
 __all__ = ["bank_conflict"]
 
@@ -51,7 +53,7 @@ def bank_conflict(run: Run, limits: Limits) -> list[Finding]:
         if (k.ratio or 0) > lim.conflict_ratio and k.share is not None and k.share >= lim.kernel_share
     ]
     if not hot:
-        return []
+        return [] if kernels else _predicted(run)
     hot.sort(key=lambda k: -(k.ratio or 0) * (k.share or 0))
     top = hot[0]
     ratio, share = top.ratio or 0.0, top.share or 0.0
@@ -115,3 +117,63 @@ def _sums(run: Run) -> list[_Kernel]:
     for k in found.values():
         k.share = k.dur_s / totals[k.source] if totals[k.source] else None
     return list(found.values())
+
+
+def _predicted(run: Run) -> list[Finding]:
+    """The stated access pattern that costs most passes over the ideal."""
+    known = [
+        (degree(r["stride_bytes"], r["width_bytes"], r["base_bytes"], r["lanes"]), r)
+        for r in run.rows("accesses")
+    ]
+    costs = [(d.passes / d.ideal, d, r) for d, r in known if d.passes > d.ideal or d.parts > 1]
+    if not costs:
+        return []
+    costs.sort(key=lambda c: -c[0])
+    _, worst, row = costs[0]
+    width, stride, base = row["width_bytes"], row["stride_bytes"], row["base_bytes"]
+    pad = padding(stride, width, base, row["lanes"])
+    said = f"a {worst.ways}-way bank conflict" if worst.ways > 1 else "no bank conflict"
+    split = f", each access split into {worst.parts} of {worst.part_bytes} bytes, as it is not aligned"
+    cure = (
+        f" Padding the stride by {pad} bytes to {stride + pad} leaves one access without conflict."
+        if pad
+        else " No padding of the stride helps: align the base, or swizzle."
+    )
+    more = f" {len(costs) - 1} more of the stated patterns conflict." if len(costs) > 1 else ""
+    claim = (
+        f"{row['kernel'] or 'The stated access'} (stride {stride} bytes, width {width}, base {base}) has "
+        f"{said}{split if worst.parts > 1 else ''}: {worst.passes} passes instead of {worst.ideal}."
+        f"{cure}{more}"
+    )
+    return [
+        Finding(
+            "kernel.bank_conflict",
+            "info",
+            0.9,
+            claim,
+            value=float(worst.ways),
+            limit=1.0,
+            unit="count",
+            evidence=tuple(
+                Evidence(r["source"], r["where"], pairs(_pattern(d, r))) for _, d, r in costs[:SHOWN]
+            ),
+            remedies=(remedy("kernel.pad_rows"),),
+            cost=float(worst.passes - worst.ideal),
+        )
+    ]
+
+
+def _pattern(found: Degree, row: Row) -> dict[str, object]:
+    stride, width, base, lanes = (row[n] for n in ("stride_bytes", "width_bytes", "base_bytes", "lanes"))
+    pad = padding(stride, width, base, lanes)
+    return {
+        "n_way": found.ways,
+        "passes": found.passes,
+        "ideal": found.ideal,
+        "split": found.parts,
+        "stride_bytes": stride,
+        "width_bytes": width,
+        "base_bytes": base,
+        "pad_bytes": pad,
+        "padded_stride_bytes": stride + pad if pad is not None else None,
+    }

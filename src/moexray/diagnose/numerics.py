@@ -28,7 +28,7 @@ def precision_regression(run: Run, limits: Limits) -> list[Finding]:
     contradiction = _contradiction(run)
     best: tuple[float, Finding] | None = None
     for a, b in itertools.combinations(found, 2):
-        if (a.source, a.set) != (b.source, b.set):
+        if (a.scope, a.set) != (b.scope, b.set):
             continue
         low, high = (a, b) if a.mean < b.mean else (b, a)
         error = difference_error(low, high)
@@ -175,7 +175,8 @@ def _from_test(run: Run) -> list[Finding]:
 
 
 def _from_logprobs(run: Run) -> list[Finding]:
-    found = largest_difference(run.rows("logprobs"))
+    rows = run.rows("logprobs")
+    found = None if any((r["temperature"] or 0) > 0 for r in rows) else largest_difference(rows)
     if found is None or not found[1]:
         return []
     diff, differ, compared, a, b = found

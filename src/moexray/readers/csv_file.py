@@ -81,9 +81,12 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.bench_table:card_table",
     "moexray.readers.shapes.memory_stats:memory_stats_csv",
     "moexray.readers.shapes.matrix:read_table",
+    "moexray.readers.shapes.routes_csv:read_routes",
     "moexray.readers.shapes.routing_csv:read_csv",
     "moexray.readers.shapes.ncu:ncu_table",
+    "moexray.readers.shapes.accesses:access_table",
     "moexray.readers.shapes.numerics:logprob_table",
+    "moexray.readers.shapes.evals:harness_table",
     "moexray.readers.shapes.numerics:score_table",
     "moexray.readers.shapes.requests:token_table",
     "moexray.readers.shapes.requests:request_table",
@@ -280,6 +283,8 @@ def _grid(rows: list[tuple[int, tuple[str, ...]]], separator: str, comments: tup
     head = rows[0][1]
     named = _is_header(head, rows[1][1] if len(rows) > 1 else ())
     body = [(i, c) for i, c in rows[1 if named else 0 :] if not (named and c == head)]
+    if named and body and (joined := _joined(head, body[0][1])):
+        head, body = joined, body[1:]
     header = _trim(head) if named else _commented(comments, separator, common)
     width = len(header) or common
     body = [(i, c[:width] if len(c) > width and not any(c[width:]) else c) for i, c in body]
@@ -291,6 +296,17 @@ def _grid(rows: list[tuple[int, tuple[str, ...]]], separator: str, comments: tup
         separator=separator,
         ragged=tuple(i for i, c in body if len(c) != width),
     )
+
+
+def _joined(head: tuple[str, ...], below: tuple[str, ...]) -> tuple[str, ...]:
+    """The names of a header of two rows ("TTFT (ms)" over "mean", "median", "p99"); () if it has one."""
+    spans = [i for i, c in enumerate(head) if not c]
+    if not spans or not head[0] or len(below) != len(head) or not all(below):
+        return ()
+    if any(is_placeholder(c) or is_number(c) for c in below) or not _is_header(below, ()):
+        return ()
+    top = list(itertools.accumulate(head, lambda before, name: name or before))
+    return tuple(f"{b} {t}" for t, b in zip(top, below, strict=True))
 
 
 def _commented(comments: tuple[str, ...], separator: str, width: int) -> tuple[str, ...]:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
-__all__ = ["add_scrape", "read", "sniff"]
+__all__ = ["ERROR_TEXT", "add_scrape", "read", "sniff"]
 
 SAMPLE = lazy(
     r'([a-zA-Z_:][\w:.]*)\s*(\{(?:[^"}]|"(?:[^"\\]|\\.)*")*\})?'
@@ -32,13 +32,14 @@ SAMPLE = lazy(
 LABEL = lazy(r'([a-zA-Z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 SUFFIX = lazy(r"_(?:total|bucket|sum|count|created)$")
 META = lazy(r"#\s+(HELP|TYPE|UNIT|EOF)\b(?:\s+(\S+))?(?:\s+(\S+))?")
-ERROR_TITLE = lazy(r"<(?:title|h1)[^>]*>\s*([^<]{3,80}?)\s*<", re.IGNORECASE)
-ERROR_TEXT = lazy(
-    rb"\s*(?:404 page not found|not found|bad gateway|internal server error|service unavailable"
-    rb"|no healthy upstream|upstream connect error|unauthorized|forbidden|gateway time-?out"
-    rb"|connection refused)",
-    re.IGNORECASE,
+TITLE = lazy(r"<(?:title|h1)[^>]*>\s*([^<]{3,80}?)\s*<", re.IGNORECASE)
+PHRASES = (
+    r"\s*(?:(?:HTTP )?(?:error )?[45]\d\d:? ?)?(?:page not found|not found|bad gateway|internal server error"
+    r"|service (?:temporarily )?unavailable|no healthy upstream|upstream connect error|unauthorized|forbidden"
+    r"|gateway time-?out|connection refused|too many requests)[.!]?"
 )
+ERROR_TEXT = lazy(PHRASES, re.IGNORECASE)
+ERROR_TITLE = lazy(rf"(?:{PHRASES}|(?:error )?[45]\d\d\b).*", re.IGNORECASE)
 PAGE_NAMES = (".prom", ".metrics", ".om", ".openmetrics")
 MEANING_LABELS = ("request_type", "kv_cache_block_type")
 SHOWN = 5
@@ -80,12 +81,13 @@ def sniff(head: bytes) -> bool:
     start = head[:512].lstrip(b"\xef\xbb\xbf \t\r\n").lower()
     if start.startswith((b"<html", b"<!doctype html")):
         return True
-    if len(head) < 2048 and ERROR_TEXT.fullmatch(head.strip().split(b"\n")[0]):
+    if len(head) < 2048 and ERROR_TEXT.fullmatch(head.strip().split(b"\n")[0].decode("latin-1").strip()):
         return True
     lines = [x for x in decode(head[:16384])[0].splitlines() if x.strip()]
     lines = [x for x in lines[:80] if not x.startswith("# ") or META.match(x)]
     hits = [x for x in lines if META.match(x) or SAMPLE.match(x)]
-    sure = any(META.match(x) or "{" in x or ":" in x.split()[0] for x in hits)
+    # "key: 8" is a line of settings
+    sure = any(META.match(x) or "{" in x or ":" in x.split()[0].rstrip(":") for x in hits)
     return sure and len(hits) >= 0.6 * len(lines)
 
 
@@ -117,13 +119,15 @@ def add_scrape(
 
 
 def _refuse_error_page(text: str, source: Source, out: Reading) -> None:
-    start = text.lstrip("\ufeff \t\r\n")[:15].lower()
-    plain = len(text) < 2048 and ERROR_TEXT.match(text.lstrip()[:100].encode())
-    if not start.startswith(("<html", "<!doctype html")) and (not plain or "\n# " in text or "{" in text):
+    start = text.lstrip("\ufeff \t\r\n")
+    web = start[:15].lower().startswith(("<html", "<!doctype html"))
+    plain = len(text) < 2048 and "\n# " not in text and "{" not in text and ERROR_TEXT.match(start)
+    if not web and not plain:
         return
-    title = m[1] if (m := ERROR_TITLE.search(text[:4096])) else text.strip().split("\n")[0][:60]
-    said = f"an error page ({title}), not a metrics page" if plain or m else "a web page, not a metrics page"
-    if source.name.lower().endswith(PAGE_NAMES) or "metrics" in source.name.lower():
+    title = m[1] if web and (m := TITLE.search(text[:4096])) else start.split("\n")[0].strip()[:60]
+    failed = plain or ERROR_TITLE.fullmatch(title)
+    said = f"an error page ({title}), not a metrics page" if failed else "a web page, not a metrics page"
+    if failed or source.name.lower().endswith(PAGE_NAMES) or "metrics" in source.name.lower():
         out.problem("input.scrape_dirty", f"{said}; nothing of it was used", where="line 1", lost=None)
     raise ReadError(said, where=source.path, hint="scrape it again")
 

@@ -58,3 +58,18 @@ def test_a_row_per_token_with_its_gap():
     text = "request_id,t_s,itl_ms\n" + "".join(f"r{i % 2},{i},{20 + i}\n" for i in range(6))
     run = read({"t.csv": text})
     assert [g for _, g in gaps(run)] == [0.02, 0.022, 0.024, 0.021, 0.023, 0.025]
+
+
+STAMPS = [[1_764_000_000_000_000_000 + int(1e7 * t) for t in range(4)] for _ in range(2)]
+FORMS = [
+    "\n".join(json.dumps({"metadata": {}, "metrics": {"inter_chunk_latency": {"value": [10.0] * 3, "unit": "ms"}}}) for _ in STAMPS),
+    json.dumps({"experiments": [{"requests": [{"timestamp": 1, "response_timestamps": t} for t in STAMPS]}]}),
+    json.dumps({"requests": [{"token_timestamps": [x / 1e9 for x in t]} for t in STAMPS]}),
+    json.dumps({"token_times": {f"r{i}": [x / 1e6 for x in t] for i, t in enumerate(STAMPS)}}),
+]
+
+
+@pytest.mark.parametrize("text", FORMS)
+def test_gaps_of_load_generators(text):
+    [batch] = read({"a.json": text}).batches("gaps")
+    assert list(batch.columns["gap_s"]) == pytest.approx([0.01] * 6, rel=1e-4)

@@ -36,3 +36,32 @@ def test_iteration_statistics_of_an_engine():
 
 def test_a_series_without_prefill_is_not_a_step_log():
     assert not read({"s.csv": "step,t_s,itl_ms\n0,1,30\n1,2,31\n"}).batches("steps")
+
+
+OTHER = [
+    "iteration,elapsed_ms,batch_type\n{0},{1},{2}\n",
+    "step,latency_ms,forward_mode\n{0},{1},{2}\n",
+    "step,ts_s,itl_ms,extend_tokens\n{0},{4},{1},{3}\n",
+    "step,t_ms,has_prefill\n{0},{1},{5}\n",
+    "step,latency,num_prefill_reqs\n{0},{1},{6}\n",
+    "step,step_ms,chunk_tokens\n{0},{1},{3}\n",
+]
+ROWS = [(s, 160.0 - s / 100 if s % 3 == 0 else 25.0, "EXTEND" if s % 3 == 0 else "DECODE", 512 if s % 3 == 0 else 0, 5 + s / 10,
+         s % 3 == 0, int(s % 3 == 0)) for s in range(12)]
+
+
+@pytest.mark.parametrize("form", OTHER)
+def test_other_names_of_columns(form):
+    head, row = form.splitlines()
+    [batch] = read({"s.csv": "\n".join([head, *(row.format(*r) for r in ROWS)]) + "\n"}).batches("steps")
+    assert list(batch.columns["dur_s"]) == pytest.approx([r[1] / 1000 for r in ROWS])
+    assert [r > 0 for r in batch.columns["prefill_ranks"]] == [bool(r[6]) for r in ROWS]
+
+
+def test_iteration_statistics_with_nested_counts():
+    lines = [{"iter": i, "iterLatencyMS": d, "gpuMemUsage": 7, "inflightBatchingStats": {"numContextRequests": n, "numCtxTokens": t}}
+             for i, d, _, t, _, _, n in ROWS]
+    run = read({"a.jsonl": "\n".join(map(json.dumps, lines))})
+    [batch] = run.batches("steps")
+    assert not run.batches("counts")
+    assert list(batch.columns["prefill_tokens"]) == [r[3] for r in ROWS]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from moexray.core.schema import Column, Table
 
-__all__ = ["KERNELS", "LOGPROBS", "MISMATCH", "SCORES", "TABLES"]
+__all__ = ["ACCESSES", "KERNELS", "LOGPROBS", "MISMATCH", "SCORES", "TABLES"]
 
 SCORES = Table(
     "scores",
     "Scores of evaluation runs: one row per run.",
     (
         Column("set", "str", "", "Group of arms that were run alike, as the file names it; null if one."),
-        Column("arm", "str", "", "Setting under test, as the file names it."),
+        Column("arm", "str", "", "Setting under test, as the file names it; null: the file is one arm."),
         Column("score", "float", "ratio", "Share of questions answered right, 0..1."),
         Column("questions", "int", "", "Questions of a run; null if unknown."),
         Column("stderr", "float", "ratio", "Standard error that the tool printed; null if none."),
@@ -37,6 +37,7 @@ LOGPROBS = Table(
         Column("arm", "str", "", "Batch (bs1, bs32) or setting, as the file names it."),
         Column("prompt", "str", "", "Prompt, as the file names it."),
         Column("values", "object", "", "One log-probability per token."),
+        Column("temperature", "float", "", "Sampling temperature that the file states; null if none."),
     ),
 )
 
@@ -53,4 +54,16 @@ KERNELS = Table(
     ),
 )
 
-TABLES: tuple[Table, ...] = (SCORES, MISMATCH, LOGPROBS, KERNELS)
+ACCESSES = Table(
+    "accesses",
+    "Stated patterns in which the lanes of a warp access shared memory.",
+    (
+        Column("kernel", "str", "", "Kernel or name of the access; null if none."),
+        Column("stride_bytes", "int", "bytes", "Distance between the addresses of neighbouring lanes."),
+        Column("width_bytes", "int", "bytes", "What one lane reads or writes: 4, 8 or 16."),
+        Column("base_bytes", "int", "bytes", "Address of lane 0 within shared memory."),
+        Column("lanes", "int", "", "Lanes that take part."),
+    ),
+)
+
+TABLES: tuple[Table, ...] = (SCORES, MISMATCH, LOGPROBS, KERNELS, ACCESSES)

@@ -55,6 +55,8 @@ LINE_PARSERS: tuple[LineParser, ...] = (
     LineParser("nccl debug", "moexray.readers.lines.comm_nccl", words.COMM_NCCL),
     LineParser("all-to-all", "moexray.readers.lines.comm_a2a", words.COMM_A2A),
     LineParser("bench", "moexray.readers.lines.bench", words.BENCH),
+    LineParser("accesses", "moexray.readers.lines.accesses", words.ACCESSES),
+    LineParser("ncu", "moexray.readers.lines.ncu", words.NCU),
     LineParser("numerics", "moexray.readers.lines.numerics", words.NUMERICS),
     LineParser("nvidia-smi", "moexray.readers.lines.smi", words.SMI),
     LineParser("nvidia-smi -q", "moexray.readers.lines.smi_query", words.SMI_QUERY),

@@ -1,4 +1,4 @@
-"""Output of tests that run one prompt in several batches and compare the numbers bit by bit."""
+"""Output of tests that compare one prompt's numbers in several batches; accuracies that evaluations print."""
 
 from __future__ import annotations
 
@@ -23,10 +23,16 @@ FAILED = ("FAIL", "MISM", "DIFF")
 PASSED = ("PASS", "MATCH", "OK")
 TOKENS = lazy(r"\b(?:BS|batch(?:[ _]size)?) ?= ?(\w+) tokens?: ?(\S.*)$", re.IGNORECASE)
 TEMPERATURE = lazy(r"\btemperature ?[=:] ?([\d.]+)", re.IGNORECASE)
+ACCURACY = lazy(
+    r"(?:(?:overall|final|total|average) )?(?:accuracy|acc|exact[_ ]match)\s*[:=]\s*(\d+(?:\.\d+)?)\s*(%?)",
+    re.IGNORECASE,
+)
+QUESTIONS = lazy(r"\b(\d{2,})/\1\b|(?:questions|examples|samples)\s*[:=]\s*(\d{2,})\s*$", re.IGNORECASE)
 
 
 def parse(lines: Sequence[Line], out: Reading) -> None:
-    """Adds a row per prompt and step that the test judged."""
+    """Adds a row per printed accuracy, and per prompt and step that a test of batches judged."""
+    _accuracies(lines, out)
     if not any(ABOUT.search(line.text) for line in lines):
         return
     temperature = next((float(m[1]) for line in lines if (m := TEMPERATURE.search(line.text))), None)
@@ -58,3 +64,16 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
         elif said.startswith(PASSED):
             out.add("mismatch", where=f"line {line.number}", passed=True, temperature=temperature, text=text)
     close()
+
+
+def _accuracies(lines: Sequence[Line], out: Reading) -> None:
+    """Lines that hold nothing but an accuracy; the file is one arm, each line a run of it."""
+    questions: int | None = None
+    for line in lines:
+        if m := QUESTIONS.search(line.text):
+            questions = int(m[1] or m[2])
+        if (m := ACCURACY.fullmatch(line.text.strip())) is None:
+            continue
+        score = float(m[1]) / (100 if m[2] or float(m[1]) > 1 else 1)
+        if score <= 1:
+            out.add("scores", where=f"line {line.number}", score=score, questions=questions)

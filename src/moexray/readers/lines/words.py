@@ -7,6 +7,7 @@ of some parser are kept. They stand apart from the parsers so that these can sta
 from __future__ import annotations
 
 __all__ = [
+    "ACCESSES",
     "BENCH",
     "COMM",
     "COMM_A2A",
@@ -77,6 +78,8 @@ COMM_A2A = (
 BENCH = (
     "(tok/s)", "(req/s)", "(ms)", "successful requests", "benchmark", "result", "(s)",
 )  # fmt: skip
+
+ACCESSES = ("stride", "width =", "width=", "width:", "base =", "base=", "base:", "smem", "shared mem")
 
 NCU = ("context ", "gpu__time_duration", "duration ", "mem_shared", "wavefronts_shared")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-from moexray.readers.cells import base, word_set, words
+from moexray.readers.cells import base, split_unit, word_set, words
 from moexray.readers.shapes.figures import LEVEL_ORDER, figure_of, is_run, stat_of
 
 if TYPE_CHECKING:
@@ -137,10 +137,10 @@ def _figures(body: dict[str, Any], above: tuple[str, ...]) -> Iterator[tuple[str
 
 def _figure(path: tuple[str, ...], unit: str | None) -> tuple[str, float | None] | None:
     """A figure from the last key, or from the last two where the last is only a stat ("p99")."""
-    last = words(path[-1])
+    last, own = split_unit(path[-1])
     stat, rest = stat_of(last)
-    if stat and not rest:
-        return figure_of(f"{path[-1]} {path[-2]}", unit) if len(path) > 1 and stat != "std" else None
+    if stat and not rest and (len(path) > 1 or not own):
+        return figure_of(f"{last} {path[-2]}", own or unit) if len(path) > 1 and stat != "std" else None
     if last.isdigit():
         return None
     return figure_of(path[-1], unit)

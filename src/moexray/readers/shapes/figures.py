@@ -116,6 +116,8 @@ def figure_of(name: str, unit: str | None = None) -> Figure | None:
         return (f"{stat}_{rate}" if stat and stat != "mean" else rate), 1.0
     if kind == "bytes":
         return _memory(plain, stat, factor) if stat in ("", "max") else None
+    if kind == "s" and stat and not rest:
+        return f"{stat}_latency_s", factor  # "p99_us": of whatever the row names
     if kind == "s" or (not kind and rest not in ("time", "rt", "lat", "dur", "runtime")):
         for quantity, pattern in DURATIONS:
             if pattern.fullmatch(rest):

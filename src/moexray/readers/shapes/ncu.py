@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from moexray.core.source import Source
     from moexray.readers.csv_file import Grid
 
-__all__ = ["ncu_table"]
+__all__ = ["Launches", "add_launches", "ncu_table", "take"]
 
 CONFLICTS = lazy(r"l1tex__data_bank_conflicts_pipe_lsu_mem_shared(?P<op>_op_\w+)?\.sum$")
 WAVEFRONTS = lazy(r"l1tex__data_pipe_lsu_wavefronts_mem_shared(?P<op>_op_\w+)?(?:\.sum)?$")
@@ -27,7 +27,8 @@ IDEAL = lazy(r"memory_l1_wavefronts_shared_ideal$")
 DURATION = lazy(r"gpu__time_duration(?:\.sum|\.avg)?$|^duration$")
 GROUPED = lazy(r"-?\d{1,3}(?:,\d{3})+(?:\.\d+)?")
 
-Launch = tuple[str, str]
+Launch = tuple[str, str]  # id, kernel
+Launches = dict[Launch, tuple[str, dict[str, float]]]  # place and figures of each
 
 
 def ncu_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG001
@@ -37,17 +38,23 @@ def ncu_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG001
         return False
     details = "metric_name" in names and "metric_value" in names
     samples = _details(grid, names) if details else _raw(grid, names)
-    launches: dict[Launch, tuple[str, dict[str, float]]] = {}
+    launches: Launches = {}
     for launch, where, metric, unit, cell in samples:
-        value = number(GROUPED.sub(lambda m: m[0].replace(",", ""), cell))
-        entry = launches.setdefault(launch, (where, {}))
-        if value is None or not (key := _key(metric)):
-            continue
-        if key == "dur_s":
-            value = base(value, BASE.get(unit.lower(), ("s", 1e-9))[1])
-        entry[1][key] = value
-    if not launches:
-        return False
+        take(launches.setdefault(launch, (where, {}))[1], metric, unit, cell)
+    add_launches(launches, out)
+    return bool(launches)
+
+
+def take(found: dict[str, float], metric: str, unit: str, cell: str) -> None:
+    """Keeps a metric if it is one of those that are used."""
+    value = number(GROUPED.sub(lambda m: m[0].replace(",", ""), cell))
+    if value is None or not (key := _key(metric)):
+        return
+    found[key] = base(value, BASE.get(unit.lower(), ("s", 1e-9))[1]) if key == "dur_s" else value
+
+
+def add_launches(launches: Launches, out: Reading) -> None:
+    """Adds a row to `kernels` per launch."""
     for (id, kernel), (where, found) in launches.items():
         out.add(
             "kernels",
@@ -59,7 +66,6 @@ def ncu_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG001
             conflicts=_total(found, "conflicts"),
             ideal=found.get("ideal"),
         )
-    return True
 
 
 def _key(metric: str) -> str:

@@ -18,7 +18,7 @@ __all__ = ["logprob_json", "logprob_table", "score_json", "score_table"]
 
 COUNT = word_set(
     "questions num_questions n_questions question_count n_samples num_samples samples num_examples examples "
-    "problems num_problems n total_questions n_questions_per_run items num_items"
+    "problems num_problems n total total_questions n_questions_per_run items num_items"
 )
 SCORE = lazy(
     r"(?:^|_)(?:acc|accuracy|score|scores|exact_match|em|pass|gsm8k|mmlu|gpqa|humaneval|math|f1|correct)"
@@ -27,7 +27,12 @@ SCORE = lazy(
 PLAIN = word_set("scores score runs values results accuracy acc accuracies exact_match value metrics result")
 REPEAT = lazy(r"(?:run|seed|rep|repeat|trial)_?\d+")
 STDERR = lazy(r"stderr|std_err|standard_error")
-ARM = word_set("arm config setting backend mode precision dtype variant build group name label quant")
+ARM = lazy(
+    r"(?:.*_)?(?:arm|config|setting|backend|mode|precision|dtype|variant|build|group|label|quant|quantization)"
+    r"|name|kernel|engine|version|commit|flags?"
+)
+RIGHT = word_set("correct num_correct n_correct right passed num_passed solved hits")
+SAMPLING = ("temperature", "do_sample", "sampling_temperature")
 SET = word_set("set task dataset benchmark model suite")
 BATCH = lazy(r"(?:.*_)?(?:bs|batch|batch_size|batchsize)_?(\d+|n)(?:_.*)?")
 LOGPROB = lazy(r"log_?probs?")
@@ -110,9 +115,9 @@ def _scale(values: list[float]) -> float | None:
 def _arm(path: tuple[str, ...]) -> tuple[str, str | None]:
     """(arm, set): the last key that is no plain word for scores, and the keys above it."""
     keys = list(path)
-    while len(keys) > 1 and (words(keys[-1]) in PLAIN or REPEAT.fullmatch(words(keys[-1]))):
+    while keys and (words(keys[-1]) in PLAIN or REPEAT.fullmatch(words(keys[-1]))):
         keys.pop()
-    return keys[-1], " ".join(keys[:-1]) or None
+    return (keys[-1], " ".join(keys[:-1]) or None) if keys else ("", None)
 
 
 def _score_records(records: list[Any], out: Reading, questions: int | None = None) -> bool:
@@ -122,10 +127,13 @@ def _score_records(records: list[Any], out: Reading, questions: int | None = Non
         if not isinstance(record, dict):
             return False
         plain = {words(str(k)): v for k, v in record.items()}
-        score = next((float(v) for k, v in plain.items() if SCORE.search(k) and _is_number(v)), None)
-        arm = " ".join(str(v)[:60] for k, v in plain.items() if k in ARM and v is not None)
+        asked = {k: v for k, v in plain.items() if SCORE.search(k) and _is_number(v) and not STDERR.search(k)}
+        arm = " ".join(str(v)[:60] for k, v in plain.items() if ARM.fullmatch(k) and isinstance(v, str | int))
         group = " ".join(str(v)[:60] for k, v in plain.items() if k in SET and isinstance(v, str))
         count = next((v for k, v in plain.items() if k in COUNT and isinstance(v, int)), questions)
+        score = next((float(v) for k, v in asked.items() if k not in RIGHT), None)
+        if score is None and count and (right := next(iter(asked.values()), None)) is not None:
+            score = right / count
         if score is None or not arm:
             return False
         rows.append((i, arm, group, score, count))
@@ -141,14 +149,17 @@ def _score_records(records: list[Any], out: Reading, questions: int | None = Non
 def score_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG001
     """A row per run: arm, score, maybe the number of questions."""
     names = [words(h) for h in grid.header]
-    at = next((i for i, n in enumerate(names) if SCORE.search(n) and not STDERR.search(n)), None)
-    arms = [i for i, n in enumerate(names) if n in ARM]
+    found = [i for i, n in enumerate(names) if SCORE.search(n) and not STDERR.search(n)]
+    at = next((i for i in found if names[i] not in RIGHT), found[0] if found else None)
+    arms = [i for i, n in enumerate(names) if ARM.fullmatch(n)]
     if at is None or not arms:
         return False
     sets = [i for i, n in enumerate(names) if n in SET]
     count = next((i for i, n in enumerate(names) if n in COUNT), None)
     scores = column(grid, at, out)
     counts = column(grid, count, out) if count is not None else [None] * len(scores)
+    if names[at] in RIGHT:
+        scores = [s / n if s is not None and n else None for s, n in zip(scores, counts, strict=True)]
     scale = _scale([s for s in scores if s is not None])
     if scale is None:
         return False
@@ -169,9 +180,27 @@ def logprob_json(document: Any, source: Source, out: Reading) -> bool:  # noqa: 
     arms = {arm for arm, _, _ in found}
     if len(arms) < 2:
         return False
+    heat = max(_sampling(document, 0), default=None)
     for arm, prompt, values in found:
-        out.add("logprobs", where=f"{prompt or 'prompt'}: {arm}", arm=arm, prompt=prompt, values=values)
+        out.add(
+            "logprobs", where=f"{prompt or 'prompt'}: {arm}", arm=arm, prompt=prompt, values=values,
+            temperature=heat,
+        )
     return True
+
+
+def _sampling(node: Any, depth: int) -> Iterator[float]:
+    """Temperatures that the document states; 1 where it says that sampling is on."""
+    if isinstance(node, list) and depth < 5:
+        for item in node[:1000]:
+            yield from _sampling(item, depth + 1)
+    if not isinstance(node, dict) or depth > 5:
+        return
+    for key, value in node.items():
+        if words(str(key)) in SAMPLING and isinstance(value, int | float):
+            yield float(value)
+        elif isinstance(value, dict | list):
+            yield from _sampling(value, depth + 1)
 
 
 def _batches(node: Any, prompt: str, depth: int) -> Iterator[tuple[str, str, list[float]]]:
@@ -233,6 +262,10 @@ def logprob_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: AR
                 streams.setdefault((f"bs{text(row, batch)}", text(row, prompt)), []).append(v)
     if len({arm for arm, _ in streams}) < 2:
         return False
+    warm = next((i for i, n in enumerate(names) if n in SAMPLING), None)
+    stated = column(grid, warm, out) if warm is not None else []
+    heat = max((v for v in stated if v is not None), default=None)
     for (arm, name), values in streams.items():
-        out.add("logprobs", where=f"prompt {name}: {arm}", arm=arm, prompt=name, values=values)
+        where = f"prompt {name}: {arm}"
+        out.add("logprobs", where=where, arm=arm, prompt=name, values=values, temperature=heat)
     return True

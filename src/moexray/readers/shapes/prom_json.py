@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import ReadError
 from moexray.readers.metric_names import canonical, engine_of, join_labels
-from moexray.readers.prometheus import FIELDS, PAGE_NAMES, add_scrape
+from moexray.readers.prometheus import ERROR_TEXT, FIELDS, PAGE_NAMES, add_scrape
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +33,8 @@ def prom_json(document: Any, source: Source, out: Reading) -> bool:
     if isinstance(data, dict) and data.get("resultType") in ("vector", "matrix"):
         return _result(data.get("result"), source, out)
     said = next((str(document[k])[:60] for k in ERROR_KEYS if k in document), "")
-    if said and len(document) <= 6 and source.name.lower().endswith(PAGE_NAMES):
+    meant = source.name.lower().endswith(PAGE_NAMES) or ERROR_TEXT.fullmatch(said)
+    if said and len(document) <= 6 and meant:
         text = f"an error answer ({said}), not a metrics page"
         out.problem("input.scrape_dirty", f"{text}; nothing of it was used", where="line 1", lost=None)
         raise ReadError(text, where=source.path, hint="scrape it again")

@@ -12,7 +12,7 @@ from moexray.readers.cells import BASE, base, column, split_unit, word_set, word
 from moexray.readers.shapes.figures import figure_of, scale_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from moexray.core.run import Reading
     from moexray.core.source import Source
@@ -30,10 +30,17 @@ STATUS = word_set("status success ok error result state finish_reason")
 GOOD = word_set("ok success true 1 200 completed finished stop length done")
 FIGURES = {"ttft_s": "ttft_s", "e2e_s": "e2e_s", "latency_s": "e2e_s", "p50_itl_s": "itl_p50_s",
            "max_itl_s": "itl_max_s", "tpot_s": "tpot_s", "mean_itl_s": "tpot_s", "mean_tpot_s": "tpot_s"}
+RECORDS = ("requests", "records", "results", "profiles")
+MEMBERS = ("experiments", "benchmarks", "runs", *RECORDS)
 MAX_GAPS = 20_000_000
-_UNIT = r"(?:_(ms|s|us))?"
-LISTS = lazy(r"(?:itls?|inter_token_latency|inter_token_latencies|(?:token_)?gaps?)" + _UNIT)
-TIMES = lazy(r"(?:(?:output_)?token_?(?:times?|timestamps?|arrivals?)|emit_times?)" + _UNIT)
+_UNIT = r"(?:_(ms|s|us|ns))?"
+LISTS = lazy(
+    r"(?:itls?|inter_(?:token|chunk)_latency|inter_(?:token|chunk)_latencies|(?:token_)?gaps?|tbts?)" + _UNIT
+)
+TIMES = lazy(
+    r"(?:(?:output_)?(?:token|response|chunk)_?(?:times?|timestamps?|arrivals?)|emit_times?|timestamps?)"
+    + _UNIT
+)
 
 
 def request_table(grid: Grid, source: Source, out: Reading) -> bool:
@@ -101,8 +108,14 @@ def token_table(grid: Grid, source: Source, out: Reading) -> bool:
 def _scaled(grid: Grid, index: int, out: Reading) -> list[float]:
     values = column(grid, index, out)
     unit = split_unit(grid.header[index])[1]
-    factor = BASE[unit][1] if unit else 1.0
+    factor = BASE[unit][1] if unit else clock_scale([v for v in values if v is not None])
     return [NAN if v is None else base(v, factor) for v in values]
+
+
+def clock_scale(times: Sequence[float]) -> float:
+    """The factor to seconds of times without a unit: since 1970 they show it by their size."""
+    top = max(times, default=0.0)
+    return next((f for limit, f in ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3)) if top >= limit), 1.0)
 
 
 def _add(
@@ -144,9 +157,8 @@ def token_json(document: Any, source: Source, out: Reading) -> bool:
     if not added and isinstance(document, list):
         added = _token_records(document, source, out)
     if not added and isinstance(document, dict):
-        lists = (document.get(k) for k in ("requests", "records", "results"))
-        inner = next((x for x in lists if isinstance(x, list)), None)
-        added = inner is not None and _token_records(inner, source, out)
+        inner = list(_inner(document, 0))
+        added = bool(inner) and _token_records(inner, source, out)
         if not added:
             added = _token_mapping(document, source, out)
     return False if added and _has_summary(document) else added
@@ -187,6 +199,29 @@ def _ends(start: float, gaps: Sequence[float]) -> list[float]:
     return out
 
 
+def _inner(document: dict[str, Any], depth: int) -> Iterator[Any]:
+    """Records of single requests at or below a document (`experiments[].requests[]`)."""
+    for key in MEMBERS:
+        found = document.get(key)
+        if isinstance(found, list) and key in RECORDS:
+            yield from found
+        for item in found if isinstance(found, list) and depth < 3 else ():
+            if isinstance(item, dict) and key not in RECORDS:
+                yield from _inner(item, depth + 1)
+
+
+def _opened(record: dict[str, Any]) -> Iterator[tuple[str, str, Any]]:
+    """(words of the key, unit, value) of a record; `metrics.itl.value` beside its unit is opened."""
+    for key, value in record.items():
+        w = words(str(key))
+        if isinstance(value, dict) and w == "metrics":
+            yield from _opened(value)
+        elif isinstance(value, dict) and isinstance(value.get("value"), list):
+            yield w, str(value.get("unit") or ""), value["value"]
+        else:
+            yield w, "", value
+
+
 def _token_records(records: list[Any], source: Source, out: Reading) -> bool:
     """One object per request with its token times or gaps; or one per token."""
     streams: list[tuple[list[float], list[float]]] = []
@@ -194,13 +229,13 @@ def _token_records(records: list[Any], source: Source, out: Reading) -> bool:
     for record in records:
         if not isinstance(record, dict):
             return False
-        for key, value in record.items():
-            w = words(str(key))
+        for w, said, value in _opened(record):
             m, t = LISTS.fullmatch(w), TIMES.fullmatch(w)
             if not _is_numbers(value) or not (m or t):
                 continue
-            unit = (m[1] if m else t[1] if t else None) or "s"
-            plain = [base(float(x), BASE[unit][1]) for x in value]
+            unit = (m[1] if m else t[1] if t else None) or (said if said in BASE else "")
+            factor = BASE[unit][1] if unit else clock_scale(value) if t else 1.0
+            plain = [base(float(x), factor) for x in value]
             given = m is not None
             streams.append(([NAN] * len(plain), plain) if given else (plain, [NAN] * len(plain)))
             break
@@ -222,7 +257,7 @@ def _token_mapping(document: dict[str, Any], source: Source, out: Reading) -> bo
             continue
         if value is document and not all(re.match(r"(?:r|req|request)\w*$", str(k)) for k in document):
             continue
-        factor = BASE[m[1] or "s"][1]
+        factor = BASE[m[1]][1] if m[1] else clock_scale([t for x in sound for t in x[:1]])
         streams = [([base(float(t), factor) for t in x], [NAN] * len(x)) for x in sound]
         _add(streams, source, out, gaps_given=False, rows=len(sound))
         return True

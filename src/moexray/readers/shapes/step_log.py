@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
@@ -18,16 +20,27 @@ if TYPE_CHECKING:
 __all__ = ["step_json", "step_table"]
 
 NAN = float("nan")
-STEP = word_set("step iter iteration step_id step_idx engine_step iteration_counter iter_counter")
-DURATION = lazy(
-    r"(?:engine_|decode_|forward_)?(?:step|iter|iteration|forward)?_?(?:time|latency|duration|dur|lat)?(?:_per_step)?"
+FEW = 8  # rows; so many may rise by chance
+STEP = word_set(
+    "step iter iteration step_id step_idx engine_step iteration_counter iter_counter iter_id step_num"
+    " decode_step"
 )
-PREFILL = lazy(r"prefill|new_tok|context_tok|ctx_tok|prompt_tok|num_ctx_tokens")
-PREFILL_NOT = lazy(r"req|time|latency|seqs|_ms\b")
+DURATION = lazy(
+    r"(?:engine_|decode_|forward_)?(?:step|iter|iteration|forward)?_?(?:time|latency|duration|dur|lat|elapsed)?"
+    r"(?:_per_step)?"
+)
+PREFILL = lazy(r"prefill|extend_tok|chunk_tok|new_tok|context_(?:tok|req)|ctx_(?:tok|req)|prompt_tok")
+PREFILL_NOT = lazy(r"time|latency|queue|cached?|total|limit|_(?:ms|us|s)\b")
+REQUESTS = lazy(r"req|seqs")
 SEQ_LEN = word_set("seq_len sequence_length seqlen max_seq_len context_len prompt_len seq")
 BATCH = word_set("batch batch_size running num_running num_seqs bs num_active_requests")
 RANK = word_set("rank dp_rank dp engine engine_id dp_id gpu")
-PHASE = word_set("phase kind type mode stage batch_type")
+PHASE = word_set(
+    "phase kind type mode stage batch_type forward_mode step_type step_kind batch_kind batch_mode step_mode"
+)
+ROUTING = lazy(r"expert|topk|top_k|layer|logits|counts")
+WORKS = lazy(r"prefill|mixed|extend|context|ctx", re.IGNORECASE)
+YES_NO = {"true": 1.0, "yes": 1.0, "false": 0.0, "no": 0.0}
 
 
 def step_table(grid: Grid, source: Source, out: Reading) -> bool:
@@ -35,13 +48,19 @@ def step_table(grid: Grid, source: Source, out: Reading) -> bool:
     plain = [split_unit(h) for h in grid.header]
     if not any(p in STEP for p, _ in plain):
         return False
-    columns = {h: column(grid, i, out) for i, h in enumerate(grid.header) if _wanted(h)}
+    columns = {h: _cells(grid, i, out) for i, h in enumerate(grid.header) if _wanted(h)}
     texts = {
         words(h): [row[i] if i < len(row) else "" for row in grid.rows]
         for i, h in enumerate(grid.header)
         if words(h) in PHASE
     }
     return _steps(columns, texts, source, out)
+
+
+def _cells(grid: Grid, index: int, out: Reading) -> list[float | None]:
+    """A column of numbers, or of yes and no."""
+    said = [YES_NO.get(row[index].lower()) if index < len(row) else None for row in grid.rows]
+    return said if any(v is not None for v in said) else column(grid, index, out)
 
 
 def step_json(document: Any, source: Source, out: Reading) -> bool:
@@ -54,36 +73,41 @@ def step_json(document: Any, source: Source, out: Reading) -> bool:
         return False
     records = [_flat(r) for r in records if isinstance(r, dict)]
     names = list(dict.fromkeys(k for r in records[:100] for k in r))
-    if not any(split_unit(n)[0] in STEP for n in names):
+    if not any(split_unit(n)[0] in STEP for n in names) or any(ROUTING.search(words(n)) for n in names):
         return False
     columns = {n: [_number(r.get(n)) for r in records] for n in names if _wanted(n)}
     texts = {words(n): [str(r.get(n, "")) for r in records] for n in names if words(n) in PHASE}
     return _steps(columns, texts, source, out)
 
 
-def _flat(record: dict[str, Any]) -> dict[str, Any]:
-    """One level of nesting opened: {"prefill_tokens": [0, 512]} -> prefill_tokens_0, prefill_tokens_1."""
+def _flat(record: dict[str, Any], depth: int = 3) -> dict[str, Any]:
+    """Nesting opened: {"prefill_tokens": [0, 512]} -> prefill_tokens_0, prefill_tokens_1."""
     out: dict[str, Any] = {}
     for key, value in record.items():
-        if isinstance(value, list) and len(value) <= 1024:
-            out.update({f"{key}_{i}": v for i, v in enumerate(value)})
-        elif isinstance(value, dict):
-            out.update({f"{key}_{k}": v for k, v in value.items()})
+        listed = isinstance(value, list) and len(value) <= 1024
+        inner = dict(enumerate(value)) if listed else value
+        if isinstance(inner, dict) and depth:
+            out.update({f"{key}_{k}": v for k, v in _flat(inner, depth - 1).items()})
         else:
             out[str(key)] = value
     return out
 
 
 def _number(value: Any) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _wanted(name: str) -> bool:
     p, w = split_unit(name)[0], words(name)
     return (
         p in STEP or w in SEQ_LEN or w in BATCH or w in RANK or _is_prefill(w)
-        or (split_unit(name)[1] in BASE and bool(DURATION.fullmatch(p)))
+        or _unit(name) is not None or bool(DURATION.fullmatch(p))
     )
+
+
+def _unit(name: str) -> float | None:
+    kind, factor = BASE.get(split_unit(name)[1], ("", 1.0))
+    return factor if kind == "s" else None
 
 
 def _is_prefill(name: str) -> bool:
@@ -99,8 +123,7 @@ def _steps(
     by: dict[str, list[str]] = {"step": [], "dur": [], "prefill": [], "seq": [], "batch": [], "rank": []}
     for name in columns:
         p, w = split_unit(name)[0], words(name)
-        unit = split_unit(name)[1]
-        if p in STEP and not unit:
+        if p in STEP and not split_unit(name)[1]:
             by["step"].append(name)
         elif _is_prefill(w):
             by["prefill"].append(name)
@@ -110,7 +133,7 @@ def _steps(
             by["batch"].append(name)
         elif w in RANK:
             by["rank"].append(name)
-        elif unit and BASE[unit][0] == "s":
+        elif _unit(name) is not None or DURATION.fullmatch(p):
             by["dur"].append(name)
     if not by["step"] or not (by["prefill"] or by["seq"] or texts):
         return False
@@ -138,12 +161,20 @@ def _first(columns: Mapping[str, Sequence[float | None]], names: list[str], rows
 
 
 def _durations(columns: Mapping[str, Sequence[float | None]], names: list[str], rows: int) -> list[float]:
-    if not names:
+    """The column that is called a duration of a step, else any in units of time; a clock is none."""
+    named = sorted(names, key=lambda n: not DURATION.fullmatch(split_unit(n)[0]))
+    name = next((n for n in named if not _rises(columns[n])), None)
+    if name is None:
         return [NAN] * rows
-    values = columns[names[0]]
-    unit = split_unit(names[0])[1]
-    factor = BASE[unit][1] if unit else scale_of(None, values)
+    values = columns[name]
+    given = _unit(name)
+    factor = scale_of(None, values) if given is None else given
     return [NAN if v is None else base(v, factor) for v in values]
+
+
+def _rises(values: Sequence[float | None]) -> bool:
+    known = [v for v in values if v is not None]
+    return len(known) > FEW and known[-1] > known[0] and all(b >= a for a, b in itertools.pairwise(known))
 
 
 def _prefill(
@@ -154,12 +185,13 @@ def _prefill(
 ) -> tuple[list[float], list[float]]:
     """Prefill tokens of all ranks and ranks that had any; a phase column only says whether."""
     if names:
-        rows_of = zip(*(columns[n] for n in names), strict=True)
+        tokens = [n for n in names if not REQUESTS.search(words(n))]
+        rows_of = zip(*(columns[n] for n in tokens or names), strict=True)
         per_row = [[v for v in cells if v is not None] for cells in rows_of]
-        total = [sum(c) if c else NAN for c in per_row]
+        total = [sum(c) if c and tokens else NAN for c in per_row]
         return total, [float(sum(v > 0 for v in c)) if c else NAN for c in per_row]
     for values in texts.values():
-        said = [("prefill" in v.lower() or "mixed" in v.lower() or "extend" in v.lower()) for v in values]
+        said = [WORKS.search(v) is not None for v in values]
         if any(said) and not all(said):
             return [NAN] * rows, [float(s) for s in said]
     return [NAN] * rows, [NAN] * rows
