@@ -104,3 +104,10 @@ def test_drawn_tables(form):
 
 def test_percentiles_of_a_kernel_without_a_quantity():
     assert "kernel.tail_shapes" in said({"a.csv": "kernel,median_us,p99_us,mean_us\nA,12.5,13.9,12.6\nB,12.9,61.0,15.4\n"})
+
+
+def test_a_peak_above_the_card_is_enough():
+    rows = "batch_size,tok_s,peak_mem_gib,total_mem_gib\n8,800,10.1,24\n24,2100,20.7,24\n32,{s},{p},24\n"
+    finding = said({"a.csv": rows.format(s=1900, p=26.3)})["mem.oversubscription"]
+    assert (finding.severity, finding.value) == ("warn", pytest.approx(26.3 / 24))
+    assert said({"a.csv": rows.format(s=400, p=23.9)}) == {}

@@ -19,6 +19,7 @@ __all__ = ["oversubscription", "tail_shapes"]
 QUANTITIES = ("itl", "tpot", "ttft", "e2e", "latency", "step")
 MAX_PAIRS = 20_000
 GIB = 1 << 30
+ROUNDING = 1.005  # printed sizes carry three digits
 EXPLAINED = ("jit.compile", "jit.progress", "eplb.done")  # events that make spikes of their own
 
 
@@ -116,6 +117,7 @@ def oversubscription(run: Run, limits: Limits) -> list[Finding]:
             groups.setdefault((same, r.setting if r.level is not None else None), []).append(r)
     card = _card(run)
     found = [f for g in groups.values() if (f := _cliff(g, card, limits)) is not None]
+    found = found or [f for g in groups.values() if (f := _over(g, card)) is not None]
     return sorted(found, key=lambda f: -f.confidence)[:1]
 
 
@@ -174,6 +176,36 @@ def _cliff(group: list[Run1], card: float | None, limits: Limits) -> Finding | N
             continue  # a single slow run
         return _cliff_finding((before, fast), (after, slow), total, limits)
     return None
+
+
+def _over(group: list[Run1], card: float | None) -> Finding | None:
+    """The run whose peak passes the card by most, however fast it was."""
+    known = [
+        (r.figures["peak_memory_bytes"], total, r)
+        for r in group
+        if (total := r.figures["memory_total_bytes"][0] if "memory_total_bytes" in r.figures else card)
+    ]
+    (peak, where), total, run = max(known, key=lambda k: k[0][0] / k[1], default=((0.0, ""), 1.0, group[0]))
+    if peak <= ROUNDING * total:
+        return None
+    level = f"{run.level:g}" if run.level is not None else run.name
+    claim = (
+        f"At level {level} the peak of {peak / GIB:.1f} GiB passes the card's {total / GIB:.1f} GiB "
+        f"({peak / total:.2f}x): the driver spills to host memory, and speed collapses before any error."
+    )
+    facts = {"level": run.level, "peak_bytes": int(peak), "total_bytes": int(total), "throughput": _speed(run)}
+    return Finding(
+        "mem.oversubscription",
+        "warn",
+        0.85,
+        claim,
+        value=peak / total,
+        limit=1.0,
+        unit="ratio",
+        evidence=(Evidence(run.source, where, pairs(facts)),),
+        remedies=(remedy("bench.below_card", level=level),),
+        cost=peak - total,
+    )
 
 
 def _cliff_finding(

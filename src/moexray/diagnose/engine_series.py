@@ -9,13 +9,14 @@ import numpy as np
 from moexray.analyse import engine_log
 from moexray.analyse.latency import load_series, stalls
 from moexray.analyse.meeting import on_clock_of
+from moexray.analyse.thin import extremes
 
 if TYPE_CHECKING:
     from moexray.core.run import Run
 
 __all__ = ["latency_series"]
 
-DRAWN = 20_000  # points of a series handed to the report
+MAX_SERIES = 16  # those with most stalled time
 
 
 def latency_series(run: Run) -> list[dict[str, Any]]:
@@ -26,12 +27,16 @@ def latency_series(run: Run) -> list[dict[str, Any]]:
         ("mem.snapshot_overhead", engine_log.snapshots(run)),
     )
     out: list[dict[str, Any]] = []
-    for s in load_series(run):
+    found = sorted(load_series(run), key=lambda s: -s.stalled_s)
+    for s in found[:MAX_SERIES]:
         first, last = s.span
         timed = np.isfinite(first)
-        keep = np.arange(len(s.value_s))
-        if len(keep) > DRAWN:  # every n-th, and each spike
-            keep = np.union1d(keep[:: len(keep) // DRAWN + 1], s.spikes)
+        keep = extremes(s.value_s)
+        notes = []
+        if len(keep) < len(s.value_s):
+            notes.append(f"{len(keep)} of {len(s.value_s)} points, extremes kept")
+        if len(found) > MAX_SERIES:
+            notes.append(f"one of {len(found)} series, {MAX_SERIES} shown")
         x = s.end_s[keep] if timed else np.cumsum(s.weight)[keep] - 1
         marks: list[dict[str, Any]] = []
         for id, episodes in kinds:
@@ -48,6 +53,7 @@ def latency_series(run: Run) -> list[dict[str, Any]]:
                 "x_unit": "s" if timed else "step",
                 "x": [float(v) for v in x],
                 "y": [float(v) for v in s.value_s[keep]],
+                "source": f"{s.source} ({'; '.join(notes)})" if notes else s.source,
                 "marks": sorted(marks, key=lambda m: m["x"])[:99],
             }
         )

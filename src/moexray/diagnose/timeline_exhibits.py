@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moexray.analyse.thin import extremes
 from moexray.analyse.timeline_comm import survey
 from moexray.analyse.timeline_host import alloc_calls, silences
 from moexray.diagnose.timeline_waits import late_table
@@ -36,14 +37,16 @@ def series(run: Run) -> list[dict[str, Any]]:
             steps = profile.steps
             if len(steps) < 3:
                 continue
+            kept = extremes(steps.duration)
+            thinned = f" ({len(kept)} of {len(steps)} steps, extremes kept)" if len(kept) < len(steps) else ""
             out.append(
                 {
                     "name": f"step time, {profile.who}",
                     "unit": "s",
                     "x_unit": "step",
-                    "x": np.arange(len(steps)).tolist(),
-                    "y": (steps.duration / 1e9).tolist(),
-                    "source": profile.source,
+                    "x": kept.tolist(),
+                    "y": (steps.duration[kept] / 1e9).tolist(),
+                    "source": f"{profile.source}{thinned}",
                     "marks": [],
                 }
             )

@@ -214,7 +214,7 @@ def _split(lines: Sequence[str]) -> tuple[str, list[tuple[int, tuple[str, ...]]]
     """
     body = [(i, x) for i, x in enumerate(lines, 1) if not x.lstrip().startswith(("#", "=="))]
     sample = [x for _, x in body if x.strip()][:60]
-    best: tuple[float, str] = (0.0, "")
+    best: tuple[bool, float, str] = (False, 0.0, "")
     for separator in SEPARATORS:
         if separator == "|" and not any(RULERS.fullmatch(x) for x in sample[:20]):
             continue
@@ -223,11 +223,11 @@ def _split(lines: Sequence[str]) -> tuple[str, list[tuple[int, tuple[str, ...]]]
         if wide:
             common = max(set(wide), key=lambda c: (wide.count(c), c))
             share = wide.count(common) / len(counts)
-            # widest wins only where the rows agree as well
-            best = max(best, (round(share, 1) + min(common, 40) / 1000, separator))
-    if not best[1]:
+            # widest wins only where the rows agree as well; decimal commas agree in all rows but the header
+            best = max(best, (share == 1, round(share, 1) + min(common, 40) / 1000, separator))
+    if not best[2]:
         return None
-    separator, total = best[1], 0
+    separator, total = best[2], 0
     rows: list[tuple[int, tuple[str, ...]]] = []
     for i, line in body:
         row = _row(line, separator)
@@ -305,7 +305,9 @@ def _joined(head: tuple[str, ...], below: tuple[str, ...]) -> tuple[str, ...]:
         return ()
     if any(is_placeholder(c) or is_number(c) for c in below) or not _is_header(below, ()):
         return ()
-    top = list(itertools.accumulate(head, lambda before, name: name or before))
+    top: list[str] = []
+    for name in head:
+        top.append(name or top[-1])
     return tuple(f"{b} {t}" for t, b in zip(top, below, strict=True))
 
 
