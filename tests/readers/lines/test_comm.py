@@ -81,6 +81,8 @@ def test_wrapping_does_not_change_the_report(wrap):
     "# " + watchdog(0, 1).splitlines()[0],
     "the line is `" + watchdog(0, 1).splitlines()[0] + "`",
     "For example: " + watchdog(0, 1).splitlines()[0],
+    "If you see\n\n```\n" + watchdog(0, 1) + watchdog(1, 1) + "```\nthen raise the limit",
+    "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, OpType=X, ...) ran for 600000 milliseconds",
 ])  # fmt: skip
 def test_a_quoted_sentence_is_no_report(sentence):
     assert reports("INFO 03-11 11:00:00 [a.py:1] hello\n" + sentence + "\n") == []

@@ -31,6 +31,8 @@ def first(content, name="m.csv"):
     ("rank,send_to_0,send_to_1,send_to_2", "{}", "sender", "sent"),
     ("rank,recv_from_0,recv_from_1,recv_from_2", "{}", "receiver", "received"),
     ("rank,wait_from0,wait_from1,wait_from2", "{}", "receiver", "wait"),
+    ("recv_rank,src_0_wait_us,src_1_wait_us,src_2_wait_us", "{}", "receiver", "wait"),
+    ("send_rank,rank0,rank1,rank2", "{}", "sender", "sent"),
 ])  # fmt: skip
 def test_headers_say_who_is_who(head, label, rows_are, quantity):
     b = first(csv(head, label), "table.csv")
@@ -66,6 +68,7 @@ def test_edge_lists_hold_both_sides():
     ({"send_counts": SQUARE, "recv_counts": SQUARE}, [("sent", None), ("received", None)]),
     ({"axes": ["src", "dst"], "sent": SQUARE}, [("sent", "sender")]),
     ({"axes": {"sent": "src,dst", "received": "dst,src"}, "sent": SQUARE, "received": SQUARE}, [("sent", "sender"), ("received", "receiver")]),
+    ({"layout": "sent[src][dst], recv[dst][src]", "sent": SQUARE, "recv": SQUARE}, [("sent", "sender"), ("received", "receiver")]),
     ({"src0": {"dst0": 1, "dst1": 2}, "src1": {"dst0": 3, "dst1": 4}}, [(None, "sender")]),
     ([{"rank": 0, "send": [1, 2], "recv": [1, 3]}, {"rank": 1, "send": [3, 4], "recv": [2, 4]}], [("sent", "sender"), ("received", "receiver")]),
     ([{"src": 0, "dst": 1, "sent": 5, "received": 5}, {"src": 1, "dst": 0, "sent": 6, "received": 6}], [("sent", "sender"), ("received", "sender")]),
@@ -88,6 +91,7 @@ def test_bare_numbers_need_a_word():
     "rank,to0,to1,to2\n0,1,2,3\n1,4,5,6\n",
     "time,latency\n0,1\n1,2\n",
     "dp,tp,result\n2,1,ok\n1,2,ok\n",
+    "rank,gpu0_temp,gpu1_temp\n0,50,60\n1,70,80\n",
 ])  # fmt: skip
 def test_other_tables_are_left_alone(text):
     assert read({"m.csv": text}).batches("a2a_matrix") == ()

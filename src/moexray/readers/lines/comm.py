@@ -11,7 +11,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
-from moexray.readers.lines.comm_common import is_example, last_start, raw, window
+from moexray.readers.lines.comm_common import introduced, is_example, last_start, raw, window
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -123,8 +123,10 @@ def _timeouts(lines: Sequence[Line], at: int, reports: dict[tuple[Any, ...], dic
     whole = own if own.rstrip().endswith(".") and "Watchdog caught" not in own else window(lines, at)
     whole = whole.replace("  ", " ")
     length = len(own.strip())
+    if introduced(lines, at):
+        return
     for m in CAUGHT.finditer(whole):
-        if m.start() < length and not is_example(whole, m.start()):
+        if m.start() < length and "..." not in m["fields"] and not is_example(whole, m.start()):
             _caught(lines, at, whole, m, reports)
     for m in AT.finditer(whole):
         if m.start() < length and not is_example(

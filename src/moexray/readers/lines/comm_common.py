@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from moexray.readers.lines.line import Line
 
-__all__ = ["is_example", "last_start", "raw", "window"]
+__all__ = ["introduced", "is_example", "last_start", "raw", "window"]
 
 # An engine (or its worker) that starts: what stood before belongs to an earlier process.
 START = lazy(
@@ -25,6 +25,7 @@ START = lazy(
 EXAMPLE = lazy(
     r"(?:e\.g\.|for example|example:|if you (?:ever )?see|looks like|such as)\W*$", re.IGNORECASE
 )
+MOST_QUOTED = 8  # lines that an example may have
 TAGS = lazy(r"(?:\[[^\[\]]{0,120}\]:?\s*)+$")  # "[rank0]:[E311 07:12:30 x.cpp:632] "
 
 
@@ -46,6 +47,15 @@ def is_example(text: str, start: int) -> bool:
     return (
         before.endswith(("'", '"', "`", "\u2018", "\u201c", "\u00ab")) or EXAMPLE.search(before) is not None
     )
+
+
+def introduced(lines: Sequence[Line], at: int) -> bool:
+    """True if the line stands right below a sentence that introduces an example, alone or with its like."""
+    for line in reversed(lines[max(0, at - MOST_QUOTED) : at]):
+        text = raw(line).strip()
+        if text and not text.startswith(("[", "```", "~~~")):
+            return EXAMPLE.search(text) is not None
+    return False
 
 
 def last_start(lines: Sequence[Line]) -> int:

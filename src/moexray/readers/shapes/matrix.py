@@ -187,7 +187,8 @@ def _in_json(value: Any, name: str, depth: int) -> Iterator[tuple[str, Cells, st
         for key, inner in value.items():
             for label_, cells, rows_are in _in_json(inner, f"{name} {key}".strip(), depth + 1):
                 said = axes.get(key) if isinstance(axes, dict) else axes
-                first = directions(str(said)) if said is not None else []
+                own = str(said).partition(key)  # one text may speak of each key in turn
+                first = directions(own[2] if own[1] else own[0]) if said is not None else []
                 yield label_, cells, rows_are or (first[0] if first else None)
 
 

@@ -29,7 +29,7 @@ UNITS = {
     "elements": "elements",
     "numel": "elements",
 }
-LABEL = lazy(r"^(?P<word>[A-Za-z_ \-]*?)[_ \-]*(?P<index>\d{1,6})$")
+LABEL = lazy(r"^(?P<word>[A-Za-z_ \-]*?)[_ \-]*(?P<index>\d{1,6})(?P<more>(?:[_ \-]+[A-Za-z]+)*)$")
 
 
 def words(text: str) -> list[str]:
@@ -44,7 +44,15 @@ def directions(text: str) -> list[str]:
         side = "sender" if word in SENDERS else "receiver" if word in RECEIVERS else None
         if side and side not in found:
             found.append(side)
-    return found
+    return found or _by_verb(text)
+
+
+def _by_verb(text: str) -> list[str]:
+    """"recv_rank" is the rank that receives."""
+    named = set(words(text))
+    if len(named) != 2 or not named & {"rank", "peer", "gpu"}:
+        return []
+    return ["sender"] if named & {"send", "tx"} else ["receiver"] if named & {"recv", "rx"} else []
 
 
 def direction(text: str) -> str | None:
@@ -54,19 +62,21 @@ def direction(text: str) -> str | None:
 
 
 def label(text: str) -> tuple[str, int] | None:
-    """("dst", 3) of "dst3", "to_3", "rank 3" or "3"; None if it names no rank."""
+    """("dst", 3) of "dst3", "to_3" or "rank 3", ("src wait us", 0) of "src_0_wait_us"; None if no rank."""
     m = LABEL.match(text.strip())
-    if m is None:
+    if m is None or not all(w in UNITS or w in SENT | RECEIVED | WAITED for w in words(m["more"])):
         return None
     named = words(m["word"])
     if all(w in RANKS or w in SENDERS or w in RECEIVERS or w in SENT | RECEIVED | WAITED for w in named):
-        return m["word"], int(m["index"])
+        return m["word"] + m["more"], int(m["index"])
     return None
 
 
 def is_rank(text: str) -> bool:
     """A column whose cells are ranks."""
     named = words(text)
+    if _by_verb(text):
+        return True
     return all(w in RANKS or w in SENDERS or w in RECEIVERS for w in named) and (
         bool(named) or not text.strip("\\/ ")
     )
