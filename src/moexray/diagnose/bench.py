@@ -193,7 +193,8 @@ def _over(group: list[Run1], card: float | None) -> Finding | None:
         f"At level {level} the peak of {peak / GIB:.1f} GiB passes the card's {total / GIB:.1f} GiB "
         f"({peak / total:.2f}x): the driver spills to host memory, and speed collapses before any error."
     )
-    facts = {"level": run.level, "peak_bytes": int(peak), "total_bytes": int(total), "throughput": _speed(run)}
+    speed = _speed(run)
+    facts = {"level": run.level, "peak_bytes": int(peak), "total_bytes": int(total), "throughput": speed}
     return Finding(
         "mem.oversubscription",
         "warn",

@@ -31,6 +31,7 @@ SAMPLE = lazy(
 )
 LABEL = lazy(r'([a-zA-Z_][\w.]*)\s*=\s*"((?:[^"\\]|\\.)*)"')
 SUFFIX = lazy(r"_(?:total|bucket|sum|count|created)$")
+HEADER = lazy(r"HTTP/\d|[A-Za-z][A-Za-z0-9-]*: ")  # of the web server's answer (`curl -i`)
 META = lazy(r"#\s+(HELP|TYPE|UNIT|EOF)\b(?:\s+(\S+))?(?:\s+(\S+))?")
 TITLE = lazy(r"<(?:title|h1)[^>]*>\s*([^<]{3,80}?)\s*<", re.IGNORECASE)
 PHRASES = (
@@ -99,7 +100,7 @@ def read(source: Source, out: Reading) -> None:
     """
     from statistics import median
 
-    text = decode(source.data(MAX_BYTES))[0]
+    text, encoding = decode(source.data(MAX_BYTES))
     _refuse_error_page(text, source, out)
     faults = Faults()
     scrapes = _merge_strays(list(_scrapes(text, faults)))
@@ -107,6 +108,9 @@ def read(source: Source, out: Reading) -> None:
         t_s = median(scrape.times) if scrape.times else None
         add_scrape(out, source.path, scrape.columns, scrape=i, t_s=t_s)
     _report(scrapes, faults, out)
+    if encoding != "utf-8" and out.rows:
+        said = f"the text is {encoding}, not plain UTF-8; it was read as such"
+        out.problem("input.encoding", said, values={"encoding": encoding})
     if not out.rows:
         raise ReadError("a metrics page without a usable sample", where=source.path, hint="scrape it again")
 
@@ -154,7 +158,7 @@ def _scrapes(text: str, faults: Faults) -> Iterator[Scrape]:
         m = SAMPLE.match(line)
         value = _value(m[3]) if m else None
         if m is None or value is None:
-            if not line.startswith(("HTTP/", "Content-", "Date:", "Server:", "Connection:", "Transfer-")):
+            if now.seen or not HEADER.match(line):
                 faults.bad.append((number, line[:60]))
             continue
         labels = known.get(m[2])
