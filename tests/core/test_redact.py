@@ -17,6 +17,8 @@ from moexray.core.redact import redact
         ("worker on gpu-17.prod.internal died", "gpu-17"),
         ("--api-key 9f8e7d6c5b4a3210", "9f8e7d6c5b"),
         ("mail bob.smith@example.org", "bob.smith"),
+        ("alice@gpu-node-17:~$ vllm serve", "alice"),
+        ("[alice@gpu-node-17 ~]$ vllm serve", "gpu-node-17"),
     ],
 )
 def test_secrets_and_names_go(text, hidden):
@@ -31,6 +33,7 @@ def test_secrets_and_names_go(text, hidden):
         "tokenizer=meta-llama-8b token generation max tokens: 4096 token usage: 0.97, #new-token: 8192",
         "INFO 01-12 09:40:11 [core.py:710] torch 2.13.0 total_tokens=123456789",
         "NCCL version 2.27.5+cuda12.8",
+        "memcpy@plt org/model@main GLIBC_2.14 matmul @ 312 GB/s",
     ],
 )
 def test_messages_and_numbers_stay(text):

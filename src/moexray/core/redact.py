@@ -26,6 +26,8 @@ _RULES: tuple[tuple[re.Pattern[str], str], ...] = (
     (lazy(r"(?i)(://)[^/\s:@]+:[^/\s@]+@"), r"\1<redacted>@"),
     (lazy(r"(/(?:home|Users|scratch|mnt/home)/)[^/\s\"',:;)]+"), r"\1<user>"),
     (lazy(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)+\b"), "<mail>"),
+    # a shell prompt: user@host:, user@host ~
+    (lazy(r"(?<![\w/.@])[a-z_][a-z0-9_.-]*@[A-Za-z][\w-]*(?=:|\s+[~/])"), "<user>@<host>"),
     (lazy(r"\b(?:\d{1,3}\.){3}\d{1,3}\b(?!\.\d)"), "<address>"),
     (lazy(r"\b(?:[0-9a-f]{2}:){5}[0-9a-f]{2}\b", re.IGNORECASE), "<address>"),
     (
