@@ -43,3 +43,21 @@ def test_windows_with_dates():
     log = "2026-02-10 00:02:10 INFO engine: memory snapshot written entries=1000\n"
     f = said(windows=windows, log=log)["metric.contaminated_window"]
     assert "10.0 s after the start of" in f.claim
+
+
+@pytest.mark.parametrize(("day", "stamp"), [("2026-03-02", "03-02"), ("2028-03-02", "03-02"), ("2028-02-02", "02-02")])
+def test_windows_with_dates_and_a_log_without_a_year(day, stamp):
+    windows = f"arm,start,end,tok_s\nA,{day} 10:00:00,{day} 10:01:00,10\nB,{day}T10:02:00Z,{day}T10:03:00Z,9\n"
+    log = f"INFO {stamp} 10:02:30 [a.py:1] memory snapshot written entries=1000\n"
+    f = said(windows=windows, log=log)["metric.contaminated_window"]
+    assert "30.0 s after the start of 'B #1'" in f.claim
+    assert not said(windows=windows, log=log.replace("10:02:30", "10:04:30"))
+
+
+def test_windows_in_json():
+    run = '{{"arm": "{}", "start{}": {}, "end{}": {}, "tok_s": 10, "itl_ms": 7}}'
+    runs = f"[{run.format('a', '', EPOCH, '', EPOCH + 40)}, "
+    runs += f"{run.format('b', '_ms', 1000 * (EPOCH + 60), '_ms', 1000 * (EPOCH + 100))}]"
+    log = "INFO 02-10 00:01:{} [a.py:1] memory snapshot written entries=1000\n"
+    assert said(runs=runs, log=log.format(10))["metric.contaminated_window"].value == 1
+    assert not said(runs=runs, log=log.format(50))

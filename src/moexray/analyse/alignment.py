@@ -15,9 +15,10 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Alignment", "align"]
+__all__ = ["Alignment", "align", "year_offset"]
 
 DAY_S = 86_400.0
+MARCH_S = 59 * DAY_S  # of a year of 365 days
 QUARTER_S = 900.0  # zones differ by multiples of a quarter of an hour
 ZONES_S = 14 * 3600.0
 PATTERN_LEAST = 4  # happenings that must coincide before a pattern counts
@@ -58,15 +59,24 @@ def align(
         return Alignment(0.0)
     dated = log_clock in ("epoch", "year")
     if dated and clock == "epoch":
-        base = _year_start(span[0]) if log_clock == "year" else 0.0
+        base = year_offset(span[0], min(events)) if log_clock == "year" else 0.0
         return _zone(base, events, span, stalls)
     if dated and clock == "day":
         return _zone(-float(np.floor(min(events) / DAY_S)) * DAY_S, events, span, stalls)
     return _by_pattern(events, stalls)
 
 
-def _year_start(t_s: float) -> float:
-    return float(np.datetime64(int(t_s), "s").astype("datetime64[Y]").astype("datetime64[s]").astype(int))
+def year_offset(t_s: float, event_s: float) -> float:
+    """What to add to a stamp without a year (counted from 1970) to place it in the year of an epoch time.
+
+    Args:
+        t_s: Epoch seconds in the year that is meant.
+        event_s: The stamp; behind February a leap year adds a day that 1970 does not have.
+    """
+    year = np.datetime64(int(t_s), "s").astype("datetime64[Y]")
+    start = float(year.astype("datetime64[s]").astype(int))
+    leap = (year + 1).astype("datetime64[D]") - year.astype("datetime64[D]") == np.timedelta64(366, "D")
+    return start + (DAY_S if leap and event_s >= MARCH_S else 0.0)
 
 
 def _zone(

@@ -105,10 +105,11 @@ class Finding:
 
 
 def pairs(values: Mapping[str, object]) -> str:
-    """Renders `name=value` pairs for evidence; nulls are left out, floats get 6 digits."""
+    """Renders `name=value` pairs for evidence; nulls are left out, floats get 6 digits (from 1e6 on 12)."""
     parts = []
     for name, value in values.items():
         if value is None:
             continue
-        parts.append(f"{name}={value:.6g}" if isinstance(value, float) else f"{name}={value}")
+        digits = 12 if isinstance(value, float) and abs(value) >= 1e6 else 6
+        parts.append(f"{name}={value:.{digits}g}" if isinstance(value, float) else f"{name}={value}")
     return " ".join(parts)

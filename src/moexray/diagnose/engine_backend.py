@@ -19,12 +19,10 @@ if TYPE_CHECKING:
 __all__ = ["backend_change"]
 
 SPEED = (
-    "_ttft_s",
-    "_itl_s",
-    "_tpot_s",
-    "_e2e_s",
-    "_latency_s",
-    "_step_s",
+    "ttft_s",
+    "itl_s",
+    "tpot_s",
+    "e2e_s",
     "latency_s",
     "step_s",
     "duration_s",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from moexray.analyse import engine_log
+from moexray.analyse.alignment import year_offset
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 
@@ -26,7 +28,8 @@ def contaminated(run: Run, limits: Limits) -> list[Finding]:  # noqa: ARG001
         return []
     found: list[tuple[Window, Episode]] = []
     for events in _events(run):
-        hits = [(w, e) for w in windows for e in events if _inside(e, w, windows)]
+        placed = _on_clock(events, windows)
+        hits = [(w, e) for w in windows for e in placed if e.start_s <= w[2] and e.end_s >= w[1]]
         touched = {id(w) for w, _ in hits}
         if len(windows) > 1 and len(touched) == len(windows):
             continue  # what happens in every window is part of what was measured
@@ -84,9 +87,13 @@ def _events(run: Run) -> list[list[Episode]]:
     return [moved, compiled, engine_log.snapshots(run), engine_log.starts(run)]
 
 
-def _inside(e: Episode, w: Window, windows: list[Window]) -> bool:
-    """Whether an event overlaps a window; only clocks of the same kind are compared."""
+def _on_clock(events: list[Episode], windows: list[Window]) -> list[Episode]:
+    """Episodes on the clock of the windows; those of another kind of clock are left out."""
     relative = engine_log.is_relative([x[1] for x in windows])
-    if e.start_s != e.start_s or (e.start_s < engine_log.RELATIVE_S) != relative:
-        return False
-    return e.start_s <= w[2] and e.end_s >= w[1]
+    known = [e for e in events if e.start_s == e.start_s and (e.start_s < engine_log.RELATIVE_S) == relative]
+    out = []
+    for e in known:
+        yearless = not relative and e.start_s < engine_log.YEARLESS_S < windows[0][1]
+        offset = year_offset(windows[0][1], e.start_s) if yearless else 0.0
+        out.append(replace(e, start_s=e.start_s + offset, end_s=e.end_s + offset) if offset else e)
+    return out

@@ -15,7 +15,7 @@ from moexray.readers import kineto, text
 from moexray.readers.lines.container import log_records
 from moexray.readers.lines.line import Cleaner
 from moexray.readers.shapes import first_that_takes
-from moexray.readers.shapes.launch_json import launch_json
+from moexray.readers.shapes.launch_json import launch_json, model_shape
 from moexray.readers.shapes.no_records import configuration, own_document
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.numerics:logprob_json",
     "moexray.readers.shapes.evals:harness_json",
     "moexray.readers.shapes.numerics:score_json",
+    "moexray.readers.shapes.latency:latency_json",
     "moexray.readers.shapes.bench_json:bench_json",
     "moexray.readers.shapes.smi:query_json",
 )
@@ -49,6 +50,9 @@ SHAPES: tuple[str, ...] = (
 
 # A line of numbers in brackets; "[0] text" and "[1,0]<stdout>" open log lines, not arrays.
 NUMBERS = lazy(rb"\[\s*(?:-?[0-9.][0-9.eE+-]*\s*,\s*)*-?[0-9.][0-9.eE+-]*\s*(?:\]\s*(?:[,\]]|$)|,?$)")
+
+
+TOML = lazy(rb"\[\[[A-Za-z][\w. -]*\]\][ \t\r]*(?:\n|$)")  # a lock file opens so
 
 
 def sniff(head: bytes) -> bool:
@@ -60,7 +64,8 @@ def sniff(head: bytes) -> bool:
     if start[:1] == b"{":
         return rest[:1] in (b'"', b"}", b"'", b"")
     if start[:1] == b"[":
-        return rest[:1] in (b"{", b"[", b"]", b'"') or NUMBERS.match(start) is not None
+        nested = rest[:1] == b"[" and not TOML.match(start)
+        return nested or rest[:1] in (b"{", b"]", b'"') or NUMBERS.match(start) is not None
     return False
 
 
@@ -77,6 +82,7 @@ def read(source: Source, out: Reading) -> None:
     document = load(source, out)
     if reason := own_document(document):
         raise ReadError(reason, where=source.path)
+    model_shape(document, out)
     if first_that_takes(SHAPES, document, source, out):
         return
     repairs, out.problems = out.problems, []

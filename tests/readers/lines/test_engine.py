@@ -141,3 +141,10 @@ def test_phase_follows_time_not_the_order_of_workers():
         f"(APIServer pid=2) INFO [   -2.0s] {UP}\n"
     )
     assert [r["phase"] for r in run_of(x=text).rows("log")] == ["startup", "serving", "serving"]
+
+
+def test_a_quoted_countdown_is_no_event():
+    told = "steps until the next rearrangement: -40\n"
+    balance = "EPLB step: avg_tokens=4096.00, max_tokens=4448, balancedness=0.9209\n"
+    assert run_of(x=told + "> " + told + "> " + balance).rows("log") == ()
+    assert len(run_of(x=P + told + "> " + P + told + balance).rows("log")) == 3

@@ -65,3 +65,25 @@ def test_cost_of_snapshots():
     got = [(r["entries"], r["traces"], r["seconds"]) for r in run.rows("snapshot_cost")]
     assert got == [(5000, True, 0.0705), (5000, False, 0.0002), (100, True, 0.0015), (100, False, 0.0002)]
     assert run.inputs[0].rows == 2
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "".join(f'{{"ts": {1793324141.5 + i}, "itl_ms": 30, "ok": true}}\n' for i in range(N)),
+        "[" + ",".join(f'{{"ts": {1793324141.5 + i}, "itl_ms": 30}}' for i in range(N)) + "]",
+        '{"meta": "x", "samples": [' + ",".join(f'{{"ts": {1793324141.5 + i}, "itl_ms": 30}}' for i in range(N)) + "]}",
+        f'{{"ts": {[1793324141.5 + i for i in range(N)]}, "itl_ms": {[30] * N}}}',
+    ],
+)
+def test_series_in_json(text):
+    run = run_of(x=text)
+    (batch,) = run.batches("latency")
+    assert (batch.attrs["what"], batch.attrs["clock"], run.inputs[0].rows) == ("itl", "epoch", N)
+    assert batch.columns["value_s"][0] == pytest.approx(0.03)
+
+
+def test_few_runs_in_json_are_no_series():
+    run = run_of(x="[" + ",".join(f'{{"concurrency": {2**i}, "itl_ms": 30, "tok_s": 9}}' for i in range(20)) + "]")
+    assert not run.batches("latency")
+    assert run.rows("bench")

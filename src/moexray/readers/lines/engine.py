@@ -59,7 +59,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
         if len(text) < 8:
             continue
         event = _event(text)
-        if event is not None and (line.known or line.t_s is not None or event[0].startswith(BARE)):
+        if event is not None and (line.known or line.t_s is not None or _is_bare(line, *event)):
             found.append((line, *event))
     for line, kind, fields, phase in with_phases(found):
         out.add(
@@ -76,6 +76,12 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
             fields=fields,
             text=line.full or line.text,
         )
+
+
+def _is_bare(line: Line, kind: str, fields: dict[str, Any]) -> bool:
+    """Whether a line without the form of a log line is an event all the same; quoted it is a citation."""
+    loose = kind == "eplb.balance" and "balancedness" not in fields
+    return kind.startswith(BARE) and not loose and not line.quoted
 
 
 def _event(text: str) -> tuple[str, dict[str, Any]] | None:

@@ -9,6 +9,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from moexray.readers.cells import base, split_unit, word_set, words
+from moexray.readers.shapes.bench_table import FROM, TO, moment
 from moexray.readers.shapes.figures import LEVEL_ORDER, figure_of, is_run, stat_of
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ def bench_json(document: Any, source: Source, out: Reading) -> bool:  # noqa: AR
     for order, (run, body) in enumerate(_runs(document)):
         found = list(_figures(body, ()))
         level = _level(body)
+        start, end = _edge(body, FROM), _edge(body, TO)
         for where, figure, value in found[:MAX_FIGURES]:
             out.add(
                 "bench",
@@ -47,6 +49,8 @@ def bench_json(document: Any, source: Source, out: Reading) -> bool:  # noqa: AR
                 run=run,
                 level=level,
                 order=order,
+                t_from_s=start,
+                t_to_s=end,
                 figure=figure,
                 value=value,
             )
@@ -100,6 +104,15 @@ def _is_arm(key: str, body: dict[str, Any]) -> bool:
 def _name(body: dict[str, Any]) -> str | None:
     parts = [str(v)[:60] for k, v in body.items() if is_run(str(k)) and isinstance(v, str | int) and v != ""]
     return " ".join(parts) or None
+
+
+def _edge(body: dict[str, Any], names: frozenset[str]) -> float | None:
+    """When the run began or ended, if it says so."""
+    for key, value in body.items():
+        plain = words(str(key))
+        if isinstance(value, str | int | float) and (plain in names or split_unit(str(key))[0] in names):
+            return moment(value, str(key))
+    return None
 
 
 def _level(body: dict[str, Any]) -> float | None:

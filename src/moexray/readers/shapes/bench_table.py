@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from moexray.readers.cells import base, column, is_number, number, split_unit, word_set, words
+from moexray.readers.cells import BASE, base, column, is_number, number, split_unit, word_set, words
+from moexray.readers.lines.stamp import iso_seconds
 from moexray.readers.shapes.figures import LEVEL_ORDER, figure_of, is_level, is_run, scale_of, stat_of
 
 if TYPE_CHECKING:
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
     from moexray.core.source import Source
     from moexray.readers.csv_file import Grid
 
-__all__ = ["bench_table", "card_table", "metric_table"]
+__all__ = ["FROM", "TO", "bench_table", "card_table", "metric_table", "moment"]
 
 FROM = word_set("t_from start t_start from begin t0 start_time window_start t_begin")
 TO = word_set("t_to end t_end to stop t1 end_time window_end t_stop")
@@ -64,8 +65,8 @@ def bench_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG0
                 level=number(level),
                 order=order[keys[i]],
                 setting=setting or None,
-                t_from_s=number(start),
-                t_to_s=number(end),
+                t_from_s=moment(start, grid.header[roles.start] if roles.start is not None else ""),
+                t_to_s=moment(end, grid.header[roles.end] if roles.end is not None else ""),
                 figure=figure,
                 value=base(value, scale),
             )
@@ -119,6 +120,17 @@ def _key(grid: Grid, roles: Roles, i: int) -> tuple[str, str, str, str, str]:
     level = cell(roles.levels[0]) if roles.levels else ""
     setting = " ".join(f"{words(grid.header[j])}={cell(j)}" for j in roles.others if cell(j))
     return run, level, cell(roles.start), cell(roles.end), setting
+
+
+def moment(cell: object, name: str) -> float | None:
+    """Seconds of a window's edge: a number in the unit of its name (epochs by size), or a date."""
+    value = number(str(cell))
+    if value is None:
+        return iso_seconds(str(cell).strip())
+    unit = split_unit(name)[1]
+    if unit in BASE and BASE[unit][0] == "s":
+        return value * BASE[unit][1]
+    return value * next((f for limit, f in ((1e17, 1e-9), (1e14, 1e-6), (1e11, 1e-3)) if value >= limit), 1.0)
 
 
 def metric_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG001

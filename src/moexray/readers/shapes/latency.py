@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
 from moexray.readers.cells import BASE, base, column, number, split_unit, word_set, words
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from moexray.core.source import Source
     from moexray.readers.csv_file import Grid
 
-__all__ = ["latency_series"]
+__all__ = ["latency_json", "latency_series"]
 
 TIMES = word_set(
     "t time timestamp ts epoch unix unix_time wall_time wall clock date datetime date_time at end t_end "
@@ -37,6 +37,7 @@ ENTRIES = word_set("entries max_entries history_entries trace_entries num_entrie
 SNAPSHOT = lazy(r"trace|snapshot|dump|history")
 LEAST_ROWS = 12  # fewer are a table of results, not a series
 DAY = lazy(CLOCK)
+PARTS = (dict, list)
 RANKS_KEPT = 1024
 
 
@@ -78,6 +79,29 @@ def latency_series(grid: Grid, source: Source, out: Reading) -> bool:
         _add(out, source, rows, (times, steps, values, lines), scale,
              what=what, clock=clock, rank=None if rank is None else int(rank))
     return True
+
+
+def latency_json(document: Any, source: Source, out: Reading) -> bool:
+    """The same as JSON: a list of flat objects (or JSON lines), or an object of lists of one length."""
+    from moexray.readers.csv_file import Grid
+
+    inner = document
+    if isinstance(document, dict):
+        lists = [v for v in document.values() if isinstance(v, list) and len(v) >= LEAST_ROWS]
+        if len(lists) == 1 and isinstance(lists[0][0], dict):
+            inner = lists[0]
+        else:
+            plain = {k: v for k, v in document.items() if isinstance(v, list) and len(v) >= LEAST_ROWS}
+            if len({len(v) for v in plain.values()}) != 1 or any(isinstance(v[0], PARTS) for v in lists):
+                return False
+            inner = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
+    if not isinstance(inner, list) or len(inner) < LEAST_ROWS or not isinstance(inner[0], dict):
+        return False
+    names = [k for k, v in inner[0].items() if isinstance(v, str | int | float) and not isinstance(v, bool)]
+    if len(names) < 2 or not all(isinstance(r, dict) for r in inner):
+        return False
+    cells = tuple(tuple("" if r.get(k) is None else str(r[k]) for k in names) for r in inner)
+    return latency_series(Grid(tuple(names), cells, tuple(range(1, len(cells) + 1))), source, out)
 
 
 def _add(out: Reading, source: Source, rows: list[int], columns: tuple[list[float | None], ...],
