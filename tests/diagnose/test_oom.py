@@ -321,3 +321,68 @@ def test_a_record_before_a_restart_is_of_an_earlier_process():
     served = "INFO:     Uvicorn running on http://0.0.0.0:8000 (Press CTRL+C to quit)\n"
     assert said(log=start.format(1) + failed + start.format(3) + served) == {}
     assert "mem.true_exhaustion" in said(log=start.format(1) + failed + start.format(3))
+
+
+ERROR = "ERROR 01-12 09:02:00 [core.py:1] "
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        ERROR + "Caught exception in busy loop: {}\n",
+        ERROR + "{}\nINFO 01-12 09:02:01 [core.py:1] caught signal 15, shutting down\n",
+        ERROR + "{}\n[rank1]: Watchdog caught a timeout of a collective\n",
+        ERROR + "{}\nINFO 01-12 09:02:01 [core.py:1] HINT: try a smaller batch size\n",
+    ],
+)
+def test_words_of_those_who_log_it_do_not_make_a_record_expected(text):
+    assert "mem.true_exhaustion" in said(log=text.format(CASES["mem.true_exhaustion"]))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "bs=64 -> OOM ({})\nbs=32 -> ok\nBest batch size: 32\n",
+        "{}\nDecreasing batch size to: 32.\n",
+        "INFO 01-12 09:02:00 [t.py:1] {}\nINFO 01-12 09:02:01 [t.py:2] caught it, going on\n",
+    ],
+)
+def test_a_search_is_no_failure(text):
+    assert said(log=text.format(CASES["mem.true_exhaustion"])) == {}
+
+
+def test_the_launch_line_gives_the_share_of_the_device():
+    log = "Capturing CUDA graph shapes:  23%\n" + ERROR + CASES["mem.true_exhaustion"]
+    found = said(launch="vllm serve M --gpu-memory-utilization 0.95", log=log)
+    assert "Utilisation 0.95 leaves" in found["mem.capture_headroom"].claim
+
+
+# 256 experts x 512 tokens x (2 directions x 7168 x 2 bytes) x 2 copies = 7 GiB
+MODEL = {"hidden_size": 7168, "n_routed_experts": 256, "num_experts_per_tok": 8}
+LOW_LATENCY = (
+    "SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK={} python -m sglang.launch_server --model-path M --tp 8 "
+    "--moe-a2a-backend {} --deepep-mode {}"
+)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "backend", "mode", "model", "id"),
+    [
+        (512, "deepep", "low_latency", MODEL, "mem.non_torch_buffers"),
+        (512, "deepep", "low_latency", {"text_config": MODEL, "model_type": "x"}, "mem.non_torch_buffers"),
+        (512, "none", "low_latency", MODEL, "mem.non_torch"),
+        (512, "deepep", "normal", MODEL, "mem.non_torch"),
+        (128, "deepep", "low_latency", MODEL, "mem.non_torch"),  # 1.75 of 10.4 GiB
+        (512, "deepep", "low_latency", {}, "mem.non_torch"),
+    ],
+)
+def test_buffers_follow_from_a_model_configuration(tokens, backend, mode, model, id):
+    # outside PyTorch 139.40 - 127.00 - 0.49 = 11.91 GiB, less 1.5 GiB
+    log = record("2.00 GiB", "300.00 MiB", "139.80 GiB", "139.40 GiB", "127.00 GiB", "500.00 MiB")
+    files = {"launch": LOW_LATENCY.format(tokens, backend, mode), "config": json.dumps(model), "log": log}
+    found = said(**files)
+    assert list(found) == [id]
+    stats = {"allocated_bytes": 120 << 30, "reserved_bytes": 125 << 30, "num_alloc_retries": 0, "num_ooms": 0}
+    smi = "index, memory.used [MiB], memory.total [MiB]\n0, 140000 MiB, 143771 MiB\n"  # 11.7 GiB outside
+    found = said(**{**files, "log": json.dumps(stats), "smi": smi})
+    assert list(found) == [id]

@@ -75,6 +75,7 @@ RULES: tuple[Rule, ...] = (
             "mem.alloc_stall",
             "mem.cached_not_leaked",
             "mem.non_torch",
+            "mem.non_torch_buffers",
             "mem.other_process",
             "mem.oversubscription",
         ),

@@ -11,6 +11,7 @@ from moexray.analyse.memory_series import growth
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 from moexray.diagnose.gpu_process import own_process
+from moexray.diagnose.oom_buffers import explained, predict
 from moexray.diagnose.oom_remedies import settings_name
 from moexray.diagnose.oom_words import percent, size
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from moexray.analyse.gpu import Device, Pair
     from moexray.core.limits import Limits
     from moexray.core.run import Row, Run
+    from moexray.diagnose.oom_buffers import Buffers
 
 __all__ = ["Share", "beside_nvidia_smi", "cliff", "oversubscribed", "shares"]
 
@@ -105,13 +107,14 @@ def _values(s: Share) -> dict[str, object]:
     return values
 
 
-def _finding(s: Share, **given: Any) -> Finding:
+def _finding(s: Share, more: tuple[Evidence, ...] = (), **given: Any) -> Finding:
     d, last = s.pair.device, s.pair.stats[-1]
     return Finding(
         subject=Subject(rank=last["rank"], device=last["device"] if d.device is None else d.device),
         evidence=(
             Evidence(last["source"], last["where"], pairs(_values(s))),
             Evidence(d.source, d.where(len(d) - 1), pairs({"used_bytes": int(s.used), "device": d.device})),
+            *more,
             *(
                 Evidence(p["source"], p["where"], pairs({"pid": p["pid"], "process_bytes": p["used_bytes"]}))
                 for p in s.others[:4]
@@ -155,6 +158,9 @@ def _non_torch(s: Share, run: Run, limits: Limits) -> Finding | None:
     if excess <= bar:
         return None
     listed = bool(processes_of(run, s.pair.device))
+    buffers = predict(run, s.pair.stats[-1]["source"])
+    if buffers and explained(buffers, int(s.non_torch), limits.memory.context_bytes, limits.memory):
+        return _buffers(s, buffers, run)
     return _finding(
         s,
         id="mem.non_torch",
@@ -175,6 +181,31 @@ def _non_torch(s: Share, run: Run, limits: Limits) -> Finding | None:
         settle_with=("two pairs of memory_stats and nvidia-smi under load",)
         + (() if listed else ("nvidia-smi --query-compute-apps=pid,used_memory --format=csv",)),
         cost=excess,
+    )
+
+
+def _buffers(s: Share, b: Buffers, run: Run) -> Finding:
+    last = s.pair.stats[-1]
+    values = {"buffers_bytes": b.size, "experts": b.experts, "tokens": b.tokens, "token_bytes": b.token_bytes}
+    return _finding(
+        s,
+        (Evidence(last["source"], last["where"], pairs(values)),),
+        id="mem.non_torch_buffers",
+        severity="warn",
+        confidence=0.85,
+        claim=(
+            f"{size(s.non_torch)} of the {size(s.own)} in use lie outside PyTorch's allocator, and the "
+            f"all-to-all buffers account for {size(b.size)} of it: {b.experts} experts x {b.tokens} tokens "
+            f"per rank x {b.token_bytes} bytes per token (dispatch + combine) x {b.copies} copies."
+        ),
+        value=float(b.size),
+        limit=s.non_torch,
+        remedies=(
+            remedy("lower-dispatch-tokens"),
+            remedy("leave-headroom", setting=settings_name(run)),
+        ),
+        settle_with=("two pairs of memory_stats and nvidia-smi under load",),
+        cost=float(b.size),
     )
 
 

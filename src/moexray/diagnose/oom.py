@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -123,7 +124,17 @@ def budget_of(run: Run, row: Row) -> dict[str, Any]:
     budget: dict[str, Any] = {}
     for line in mine or own:
         budget.update(line["fields"])
+    if "utilisation" not in budget and (share := _utilisation(run)) is not None:
+        budget["utilisation"] = share
     return budget
+
+
+def _utilisation(run: Run) -> float | None:
+    """The share of the device that the launch settings give to the engine, if all that are given agree."""
+    names = ("gpu_memory_utilization", "mem_fraction_static")
+    values = {x.settings[n] for x in launches(run) for n in names if n in x.settings}
+    value = values.pop() if len(values) == 1 else ""
+    return float(value) if re.fullmatch(r"0?\.\d+|1(?:\.0*)?", value) else None
 
 
 def _number(row: Row) -> int:

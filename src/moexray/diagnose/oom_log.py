@@ -36,7 +36,7 @@ def retries_recovered(run: Run, _limits: Limits) -> list[Finding]:
         values = {"lines": lines, "distinct_allocations": len(held), "final_oom": 0, "devices": len(devices)}
         smallest = min(held, key=lambda r: r["request_bytes"])
         values |= {f"{n}_bytes": smallest[f"{n}_bytes"] for n in ("request", "free", "total")}
-        evidence.insert(0, Evidence(held[0]["source"], held[0]["where"], pairs(values)))
+        evidence.insert(0, Evidence(smallest["source"], smallest["where"], pairs(values)))
         where = f" on {len(devices)} devices" if len(devices) > 1 else ""
         claim = (
             f"{len(held)} device allocations failed at first ({lines} warning lines{where}) and succeeded "

@@ -227,9 +227,14 @@ def _non_torch(s: Story, limits: MemoryLimits) -> Told:
     text = (
         f"{size(f.non_torch)} of this process's {size(f.process)} lie outside PyTorch's allocator "
         f"({size(f.allocated)} allocated, {size(f.fragments)} reserved but unallocated) while "
-        f"{size(f.request)} were requested: the main lever is outside PyTorch."
+        f"{size(f.request)} were requested: "
     )
     over = _over_budget(s)
+    limit = float(s.budget.get("non_torch_bytes") or limits.context_bytes)
+    by_budget = over is not None and (f.non_torch or 0) - limit <= max(f.request or 0, f.fragments or 0)
+    text += (
+        "the process has outgrown its budget." if by_budget else "the main lever is outside PyTorch."
+    )
     private = "unknown" if f.private is None else size(f.private)
     if over is not None and over > 0:
         text += (
@@ -247,10 +252,7 @@ def _non_torch(s: Story, limits: MemoryLimits) -> Told:
             f" The fragments ({size(f.fragments)}) would have been enough, too: fragmentation is a second, "
             "real cause."
         )
-    limit = float(s.budget.get("non_torch_bytes") or limits.context_bytes)
-    if over is not None and (f.non_torch or 0) - limit <= max(f.request or 0, f.fragments or 0):
-        return text, over, f.request, "bytes"
-    return text, f.non_torch, limit, "bytes"
+    return (text, over, f.request, "bytes") if by_budget else (text, f.non_torch, limit, "bytes")
 
 
 def _buffers(s: Story, limits: MemoryLimits) -> Told:
@@ -281,7 +283,7 @@ def _fragmentation(s: Story, _: MemoryLimits) -> Told:
 def _contributes(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     both = (f.free or 0) + (f.fragments or 0)
-    share = f", {percent(f.fragments or 0, f.pool)} of PyTorch's pool" if f.pool else ""
+    share = f" ({percent(f.fragments or 0, f.pool)} of PyTorch's pool)" if f.pool else ""
     text = (
         f"{_request(s)}: neither {size(f.free)} free nor {size(f.fragments)} of fragments{share} are enough "
         f"alone, together ({size(both)}) they would be. Short by {size(f.short)}."

@@ -45,16 +45,21 @@ CAUGHT = lazy(
     r" purpose\b|\bhandled\b"
     r"|\bhalv(?:ed|ing|e)\b|\b(?:retry(?:ing)?|trying|continu\w+|next) (?:with )?(?:a )?(?:smaller|lower"
     r"|batch|bs\b|half)"
-    r"|\breduc(?:ed|ing|e) (?:the )?(?:batch|micro|max)|\bbatch[_ -]?size (?:finder|search|scal\w+"
-    r"|tun\w+)|\bauto[_ -]?batch"
+    r"|\b(?:reduc|decreas)(?:ed|ing|e) (?:the )?(?:batch|micro|max)"
+    r"|\bbatch[_ -]?size (?:finder|search|scal\w+|tun\w+)|\bauto[_ -]?batch"
     r"|\blargest batch\b|\bsearch (?:ended|finished|done|complete|goes)|\bprob(?:e|ing)\b|\bbinary search\b"
     r"|\b(?:does|did) not fit\b|\bbatch(?: size)? \d+ (?:failed|too (?:large|big))|\bis ignored\b"
     r"|\bignoring\b"
 )
+# In the lines after a message "caught" must be about it: a watchdog and signal handlers catch, too.
 CAUGHT_LATER = lazy(
-    r"(?i)\bcaught\b|\bas (?:expected|planned|intended)\b|\bon purpose\b|\bbatch (?:was )?halved\b"
+    r"(?i)\bcaught (?:an? |the |this )?(?:oom|out of|cuda|hip|memory|it\b)"
+    r"|\b(?:oom|error|was|been|is) caught\b"
+    r"|\b(?:best|optimal|final|usable) batch[ _]size\b"
+    r"|\bas (?:expected|planned|intended)\b|\bon purpose\b|\bbatch (?:was )?halved\b"
     r"|\b(?:retry(?:ing)?|trying|continu\w+) (?:with )?(?:a )?(?:smaller|lower|batch|bs\b|half)"
-    r"|\breduc(?:ed|ing) (?:the )?(?:batch|micro)|\blargest batch\b|\bbatch[_ -]?size (?:finder|search)"
+    r"|\b(?:reduc|decreas)(?:ed|ing) (?:the )?(?:batch|micro)|\blargest batch\b"
+    r"|\bbatch[_ -]?size (?:finder|search)"
     r"|\bbinary search\b"
     r"|\bsearch (?:ended|finished|done|complete|goes)"
 )
@@ -142,7 +147,9 @@ def is_quoted(lead: str, around: Surroundings, lines: Sequence[Line], first: int
         return True
     if not line.known and TEACHES.search(before[-400:]) and "Traceback" not in before:
         return True
-    if CAUGHT.search(lead) or CAUGHT.search(lines[last].text[-160:]):
+    said = CAUGHT.search(lead)
+    logged = line.level == "error" and said is not None and said[0].lower() == "caught"  # by who logs it
+    if (said and not logged) or CAUGHT.search(lines[last].text[-160:]):
         return True
     if line.level in ("info", "debug") and lead.strip() and not EXCEPTION.search(lead):
         return True

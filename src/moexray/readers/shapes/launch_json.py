@@ -13,10 +13,27 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Reading
 
-__all__ = ["launch_json"]
+__all__ = ["launch_json", "model_shape"]
+
+SHAPE = (
+    "hidden_size", "hidden_dim", "n_routed_experts", "num_experts", "num_local_experts",
+    "num_experts_per_tok", "num_redundant_experts", "num_hidden_layers", "moe_intermediate_size",
+)  # fmt: skip
 
 MAX_DEPTH = 12
 MAX_NODES = 20_000  # a pod list of a large cluster; what lies beyond is no launch
+
+
+def model_shape(document: Any, out: Reading) -> None:
+    """Adds the shape of a model that stands in its configuration; the file itself holds no record."""
+    for node in (document, document.get("text_config")) if isinstance(document, dict) else ():
+        if not isinstance(node, dict) or not {"hidden_size", "hidden_dim"} & set(node):
+            continue
+        for key in SHAPE:
+            if type(value := node.get(key)) is int:
+                text = f"{key}: {value}"
+                out.add("launch", where=f"key {key}", key=key, value=str(value), origin="config", text=text)
+                out.rows -= 1
 
 
 def launch_json(document: Any, out: Reading) -> None:
