@@ -115,6 +115,18 @@ def test_what_the_profiler_notes_counts_more_than_names_and_numbers():
     assert only(say(*traces), "comm.slow_transfer").value == pytest.approx(3)
 
 
+@pytest.mark.parametrize(("before", "said"), [(1.0, ["comm.slow_transfer"]), (0.5, [])])
+def test_without_sizes_the_compute_of_the_step_tells_whether_the_batch_grew(before, said):
+    """Steps 14-19 transfer for 6 ms, the others for 2 ms; these compute as long, or half as long."""
+    traces = pair_of_ranks(steps=20, slow=range(14, 20))
+    for trace in traces:
+        for event in trace.events:
+            event["args"] = {k: v for k, v in event["args"].items() if k in ("device", "stream", "correlation")}
+            if event["name"] == COMPUTE and event["ts"] < 14 * 12_200:
+                event["dur"] *= before
+    assert ids(say(*traces), "info") == said
+
+
 def test_the_rank_of_a_folder_is_the_last_resort():
     traces = pair_of_ranks(late_us=3000)
     for trace in traces:

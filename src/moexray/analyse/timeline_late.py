@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Late", "Place", "Slow", "late_ranks", "places", "slow_columns", "waited"]
 
+GROWN = 1.25  # compute of a step / usual from which its batch is taken to have grown
 FEW = 3  # columns of a place from which their median is trusted
 THIRD_LEAST = 9  # columns of a place from which its thirds are looked at, too
 BURST_SHARE = 0.05  # share of all step time that smaller bursts must cost in sum
@@ -214,8 +215,9 @@ class Slow:
 def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: int) -> Slow | None:
     """The costliest kind of collective with slow transfers; None if there is none.
 
-    A kind is an operation with one size (within 12 %), or with one place in the step where the
-    library records no sizes but they cannot change (NCCL without all-to-all).
+    A kind is an operation with one size (within 12 %). Where sizes are not recorded it is an operation
+    with one place in the step whose sizes follow the batch (NCCL without all-to-all), and it counts
+    only if the ranks compute no longer in the slow steps: else the batch, and so the bytes, grew.
     """
     kinds: dict[tuple[str, int], list[int]] = {}
     for column in np.flatnonzero(c.complete).tolist():
@@ -236,8 +238,21 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
         slow = columns[high & ~late]
         if len(slow) < least or np.count_nonzero(~high) < least:
             continue
+        if kind < 0 and _worked_more(c, slow, columns[~high]):
+            continue
         cost = float((c.transfer[slow] - usual).sum())
         if best is None or cost > best[0]:
             size = int(np.median(c.size[slow])) if kind >= 0 else -1
             best = (cost, Slow(op, size, slow, usual, int(np.count_nonzero(~high))))
     return best[1] if best else None
+
+
+def _worked_more(c: Collectives, slow: NDArray[np.int64], usual: NDArray[np.int64]) -> bool:
+    """Whether the ranks compute longer in the steps of the slow columns, or steps are not known."""
+    mine, others = (np.unique(c.step[columns]) for columns in (slow, usual))
+    mine, others = np.setdiff1d(mine[mine >= 0], others), others[others >= 0]
+    if not len(mine) or not len(others):
+        return True
+    last = max(int(mine[-1]), int(others[-1]))
+    works = [p.compute.within(p.steps.start, p.steps.end) for p in c.profiles if len(p.steps) > last]
+    return not works or any(np.median(w[mine]) > GROWN * np.median(w[others]) for w in works)

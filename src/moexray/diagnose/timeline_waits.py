@@ -163,6 +163,7 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
         where = f" in steps {min(c.labels(steps))}-{max(c.labels(steps))}"
     members = sorted({c.profiles[r].who for r in np.flatnonzero(c.present[:, columns].any(axis=1))})
     among = f" among {', '.join(members[:8])}" if len(members) < len(c.profiles) else ""
+    alike = "for the same size" if slow.size >= 0 else "at the same place (no sizes noted, equal compute)"
     values = {
         "slow_ms": middle / MS, "normal_ms": usual / MS, "lateness_ms": lateness / MS,
         "slow": len(columns), "normal": slow.normal, "elements": int(slow.size) if slow.size >= 0 else None,
@@ -172,9 +173,9 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
         Finding(
             id="comm.slow_transfer",
             severity="warn",
-            confidence=0.85,
+            confidence=0.85 if slow.size >= 0 else 0.7,
             claim=(
-                f"{slow.op} takes {middle / MS:.3g} ms instead of {usual / MS:.3g} ms for the same size in "
+                f"{slow.op} takes {middle / MS:.3g} ms instead of {usual / MS:.3g} ms {alike} in "
                 f"{len(columns)} of {len(columns) + slow.normal} cases{where}{among}, although all ranks had "
                 f"arrived "
                 f"(lateness {lateness / MS:.2g} ms = {lateness / middle:.1%}): the transfer itself is slow."
