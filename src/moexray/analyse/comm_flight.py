@@ -168,19 +168,18 @@ def recorders(run: Run) -> list[Recorders]:
 
 def _set(batches: list[Batch], run: Run) -> Recorders:
     out = Recorders()
-    chosen: dict[int, tuple[str, Batch]] = {}
+    chosen: dict[int, Batch] = {}
     for batch, rank in _ranked(batches, run):
         if rank is None:
             out.unknown.append(batch.source)
-            continue
-        digest = _digest(batch)
-        if rank in chosen and chosen[rank][0] != digest:
-            out.duplicates.setdefault(rank, [chosen[rank][1].source]).append(batch.source)
-        chosen.setdefault(rank, (digest, batch))
+        elif rank not in chosen:
+            chosen[rank] = batch
+        elif _digest(chosen[rank]) != _digest(batch):
+            out.duplicates.setdefault(rank, [chosen[rank].source]).append(batch.source)
     for rank in sorted(chosen):
         if rank not in out.duplicates:
-            out.ranks[rank] = chosen[rank][1].source
-            _place(out, rank, chosen[rank][1])
+            out.ranks[rank] = chosen[rank].source
+            _place(out, rank, chosen[rank])
     sources = {b.source for b in batches}
     _facts(out, [r for r in run.rows("comm_group") if r["source"] in sources and r["origin"] == "dump"])
     return out

@@ -32,6 +32,10 @@ COLUMNS = (
     "splits_in", "splits_out", "created_ns", "started_ns", "completed_ns", "timeout_s",
 )  # fmt: skip
 FLOATS = frozenset({"numel_in", "numel_out", "created_ns", "started_ns", "completed_ns", "timeout_s"})
+SPLITS = {
+    way: (f"{full}_split_sizes", f"{way}_split_sizes", f"{full}_splits", f"{way}_splits", f"{way}_split_size")
+    for way, full in (("in", "input"), ("out", "output"))
+}
 SHAPE_TEXT = 200  # characters of a shape kept
 
 
@@ -205,7 +209,8 @@ def _columns(
 ) -> dict[str, Any]:
     import numpy as np
 
-    rows = [row for e in entries if (row := _row(e, names)) is not None]
+    known: dict[str, tuple[str, float]] = {}
+    rows = [row for e in entries if (row := _row(e, names, known)) is not None]
     if bad := len(entries) - len(rows):
         text = f"{bad} recorder entries without a number; they were left out"
         out.problem("input.dirty_table", text, lost=bad)
@@ -221,8 +226,10 @@ def _columns(
     return arrays
 
 
-def _row(e: dict[str, Any], names: dict[str, tuple[str, str | None]]) -> tuple[Any, ...] | None:
-    """The values of COLUMNS; None for an entry without a number."""
+def _row(
+    e: dict[str, Any], names: dict[str, tuple[str, str | None]], known: dict[str, tuple[str, float]]
+) -> tuple[Any, ...] | None:
+    """The values of COLUMNS; None for an entry without a number. `known` holds the shapes met so far."""
     seq = _number(e.get("collective_seq_id", e.get("seq_id")))
     if seq is None:
         return None
@@ -230,17 +237,18 @@ def _row(e: dict[str, Any], names: dict[str, tuple[str, str | None]]) -> tuple[A
     pair = e.get("process_group")
     id_ = str(e.get("pg_id", ""))
     name = str(pair[0]) if isinstance(pair, list | tuple) and pair else names.get(id_, (id_, None))[0]
-    sizes_in, sizes_out = e.get("input_sizes"), e.get("output_sizes")
+    shape_in, numel_in = _sizes(e.get("input_sizes"), known)
+    shape_out, numel_out = _sizes(e.get("output_sizes"), known)
     return (
         sys.intern(name),
         seq,
         op,
         sys.intern(str(e.get("state", ""))),
         bool(e.get("is_p2p")) or P2P.search(op) is not None,
-        _shape(sizes_in),
-        _shape(sizes_out),
-        _numel(sizes_in),
-        _numel(sizes_out),
+        shape_in,
+        shape_out,
+        numel_in,
+        numel_out,
         sys.intern(_first(e.get("input_dtypes"))),
         _splits(e, "in"),
         _splits(e, "out"),
@@ -254,6 +262,15 @@ def _row(e: dict[str, Any], names: dict[str, tuple[str, str | None]]) -> tuple[A
 def _positive(value: Any) -> float:
     """NaN for what is missing; JSON dumps write 0 there."""
     return float(_number(value) or 0) or float("nan")
+
+
+def _sizes(sizes: Any, known: dict[str, tuple[str, float]]) -> tuple[str, float]:
+    """Shape and number of elements; the same few shapes come again and again."""
+    key = str(sizes)
+    found = known.get(key)
+    if found is None:
+        found = known[key] = (_shape(sizes), _numel(sizes))
+    return found
 
 
 def _shape(sizes: Any) -> str:
@@ -279,14 +296,7 @@ def _numel(sizes: Any) -> float:
 
 def _splits(entry: dict[str, Any], way: str) -> tuple[int, ...] | None:
     """Per-peer row counts; their key is not the same in all writers."""
-    full = "input" if way == "in" else "output"
-    for key in (
-        f"{full}_split_sizes",
-        f"{way}_split_sizes",
-        f"{full}_splits",
-        f"{way}_splits",
-        f"{way}_split_size",
-    ):
+    for key in SPLITS[way]:
         value = entry.get(key)
         if isinstance(value, list | tuple) and value and all(isinstance(v, int) for v in value):
             return tuple(value)
