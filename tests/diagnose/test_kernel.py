@@ -56,7 +56,7 @@ def test_a_split_vector_is_named_without_a_conflict():
 
 @pytest.mark.parametrize(
     "document",
-    [{"stride_bytes": 16, "width_bytes": 16, "base_bytes": 0}, {"patch": {"stride": 14, "width": 16}}, {"stride_bytes": 132, "width_bytes": 4}],
+    [{"stride_bytes": 16, "width_bytes": 16, "base_bytes": 0}, {"n_shared_memory_experts": 1, "stride": 14, "width": 16}, {"stride_bytes": 132, "width_bytes": 4}],
 )
 def test_sound_patterns_and_other_strides_are_silent(document):
     assert said({"a.json": json.dumps(document), "n.csv": HEAD + '"0","k","100","1","1,000,000"\n'}) == {}

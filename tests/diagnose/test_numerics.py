@@ -134,3 +134,23 @@ def test_one_run_each_beyond_three_errors(files):
 )
 def test_no_variance_where_sampling_is_on(files):
     assert "num.batch_variance" not in said(files)
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"num_samples": 1000, "balancedness_before": 0.62, "balancedness_after": 0.93},
+        {"total": 800, "used_ratio": 0.2, "free_ratio": 0.8},
+        {"n": 1319, "accuracy": 0.95, "gpu_util": 0.5},
+    ],
+)
+def test_other_shares_are_no_scores(document):
+    assert said({"a.json": json.dumps(document)}) == {}
+
+
+def test_files_that_name_the_same_arm_are_arms_of_their_own():
+    def one(score):
+        return json.dumps({"task": "gsm8k", "backend": "srt", "accuracy": score, "latency": 41.2, "other": {"num_questions": 1319}})
+
+    assert said({"a.json": one(0.95), "b.json": one(0.88)})["num.precision_regression"].confidence == 0.75
+    assert said({"a.json": one(0.95), "b.json": one(0.94)}) == {}

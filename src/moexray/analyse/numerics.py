@@ -64,11 +64,17 @@ def arms(rows: Iterable[Row]) -> list[Arm]:
     inside: dict[tuple[str, str | None], set[str]] = {}
     for r in rows:
         inside.setdefault((r["source"], r["set"]), set()).add(r["arm"] or "")
+    across: dict[str | None, set[str]] = {}
+    for (_, group), names in inside.items():
+        if len(names) == 1:
+            across.setdefault(group, set()).update(names)
     found: dict[tuple[str, str | None, str], list[Row]] = {}
     for r in rows:
         alone = len(inside[r["source"], r["set"]]) == 1
         scope = "" if alone else r["source"]
-        found.setdefault((scope, r["set"], r["arm"] or r["source"]), []).append(r)
+        alike = alone and len(across[r["set"]]) == 1  # all files name the same arm: each is one of its own
+        name = r["source"] if alike or not r["arm"] else r["arm"]
+        found.setdefault((scope, r["set"], name), []).append(r)
     return [
         Arm(
             source=part[0]["source"],

@@ -21,7 +21,7 @@ _UNIT = r"(?:_(bytes|b|elements|elems|words|floats))?"
 STRIDE = lazy(r"(?:.*_)?(?:stride|pitch|row_size|leading_dim(?:ension)?|ld)" + _UNIT)
 WIDTH = lazy(r"(?:(?:access|vector|vec|load|store|lane|thread)_)?(?:width|size|bytes)" + _UNIT)
 BASE = lazy(r"(?:.*_)?(?:base|offset|start)(?:_address|_addr)?" + _UNIT)
-CONTEXT = lazy(rb"shared|smem|bank|lane|warp|access|stride_b", re.IGNORECASE)  # strides exist elsewhere, too
+CONTEXT = lazy(rb"shared.?mem|smem|\bbank|warp|lanes\b|access|stride_bytes", re.IGNORECASE)
 ELEMENT = word_set("element_bytes elem_bytes element_size itemsize dtype_bytes bytes_per_element elem_size")
 LANES = word_set("lanes threads num_threads active_lanes active_threads warp_size n_threads")
 NAME = word_set("kernel name access op kernel_name label")
@@ -77,6 +77,7 @@ def add_access(record: Mapping[str, Any], where: str, out: Reading) -> bool:
     types = [t for k, v in plain.items() if k in TYPE and (t := TYPES.get(str(v).lower()))]
     element = next((_whole(v) for k, v in plain.items() if k in ELEMENT), None) or (types or [4])[0]
     found: dict[str, int] = {}
+    sure = False  # strides and widths exist elsewhere, too
     for role, pattern in (("stride", STRIDE), ("width", WIDTH), ("base", BASE)):
         for key, value in plain.items():
             m, n = pattern.fullmatch(key), _whole(value)
@@ -84,8 +85,9 @@ def add_access(record: Mapping[str, Any], where: str, out: Reading) -> bool:
                 continue
             unit = 4 if m[1] in ("words", "floats") else element if (m[1] or "").startswith("elem") else 1
             found[role] = n * unit
+            sure |= role == "base" or (role == "stride" and m[1] is not None)
     width = found.get("width") or (types[0] if types else None)
-    if "stride" not in found or width not in WIDTHS or not 0 <= found["stride"] <= MAX_BYTES:
+    if not sure or "stride" not in found or width not in WIDTHS or not 0 <= found["stride"] <= MAX_BYTES:
         return False
     lanes = next((n for k, v in plain.items() if k in LANES and (n := _whole(v))), 32)
     name = next((str(v)[:120] for k, v in plain.items() if k in NAME and isinstance(v, str)), None)

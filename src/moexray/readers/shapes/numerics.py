@@ -18,7 +18,11 @@ __all__ = ["logprob_json", "logprob_table", "score_json", "score_table"]
 
 COUNT = word_set(
     "questions num_questions n_questions question_count n_samples num_samples samples num_examples examples "
-    "problems num_problems n total total_questions n_questions_per_run items num_items"
+    "problems num_problems n total_questions n_questions_per_run items num_items"
+)
+SURE = lazy(r".*questions?(?:_.*)?")  # a count of these needs no other word that tells of scores
+NUMERIC = lazy(
+    r"(?:^|_)(?:bf16|fp16|fp32|fp8|fp4|nvfp4|mxfp4|int8|int4|w\d+a\d+|quant\w*|baseline|bfloat16)(?:_|$)"
 )
 SCORE = lazy(
     r"(?:^|_)(?:acc|accuracy|score|scores|exact_match|em|pass|gsm8k|mmlu|gpqa|humaneval|math|f1|correct)"
@@ -50,8 +54,12 @@ def score_json(document: Any, source: Source, out: Reading) -> bool:  # noqa: AR
     questions = _count(document)
     leaves = list(_leaves(document, ()))
     named = any(SCORE.search(words(k)) for k in _keys(document))
-    if not leaves or (questions is None and not named):
+    sure = questions is not None and any(SURE.fullmatch(words(k)) for k in _keys(document))
+    sure |= questions is not None and any(NUMERIC.search(words(k)) for k in _keys(document))
+    if not leaves or not (sure or named):
         return False
+    told = [(p, v) for p, v in leaves if any(SCORE.search(words(k)) for k in p)]
+    leaves = told or leaves
     if not any(len(v) > 1 for _, v in leaves) and not named and questions is None:
         return False
     values = [x for _, v in leaves for x in v]
@@ -130,7 +138,8 @@ def _score_records(records: list[Any], out: Reading, questions: int | None = Non
         asked = {k: v for k, v in plain.items() if SCORE.search(k) and _is_number(v) and not STDERR.search(k)}
         arm = " ".join(str(v)[:60] for k, v in plain.items() if ARM.fullmatch(k) and isinstance(v, str | int))
         group = " ".join(str(v)[:60] for k, v in plain.items() if k in SET and isinstance(v, str))
-        count = next((v for k, v in plain.items() if k in COUNT and isinstance(v, int)), questions)
+        asked_of = (v for k, v in plain.items() if (k in COUNT or k == "total") and isinstance(v, int))
+        count = next(asked_of, None) or questions or _count(record)
         score = next((float(v) for k, v in asked.items() if k not in RIGHT), None)
         if score is None and count and (right := next(iter(asked.values()), None)) is not None:
             score = right / count
@@ -155,7 +164,7 @@ def score_table(grid: Grid, source: Source, out: Reading) -> bool:  # noqa: ARG0
     if at is None or not arms:
         return False
     sets = [i for i, n in enumerate(names) if n in SET]
-    count = next((i for i, n in enumerate(names) if n in COUNT), None)
+    count = next((i for i, n in enumerate(names) if n in COUNT or n == "total"), None)
     scores = column(grid, at, out)
     counts = column(grid, count, out) if count is not None else [None] * len(scores)
     if names[at] in RIGHT:

@@ -38,8 +38,7 @@ LISTS = lazy(
     r"(?:itls?|inter_(?:token|chunk)_latency|inter_(?:token|chunk)_latencies|(?:token_)?gaps?|tbts?)" + _UNIT
 )
 TIMES = lazy(
-    r"(?:(?:output_)?(?:token|response|chunk)_?(?:times?|timestamps?|arrivals?)|emit_times?|timestamps?)"
-    + _UNIT
+    r"(?:(?:output_)?(?:token|response|chunk)_?(?:times?|timestamps?|arrivals?)|emit_times?)" + _UNIT
 )
 
 

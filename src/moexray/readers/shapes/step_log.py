@@ -71,10 +71,10 @@ def step_json(document: Any, source: Source, out: Reading) -> bool:
         records = next((x for x in lists if isinstance(x, list)), None)
     if not records or not all(isinstance(r, dict) for r in records[:100]):
         return False
-    records = [_flat(r) for r in records if isinstance(r, dict)]
-    names = list(dict.fromkeys(k for r in records[:100] for k in r))
+    names = list(dict.fromkeys(k for r in records[:100] for k in _flat(r)))
     if not any(split_unit(n)[0] in STEP for n in names) or any(ROUTING.search(words(n)) for n in names):
         return False
+    records = [_flat(r) for r in records if isinstance(r, dict)]
     columns = {n: [_number(r.get(n)) for r in records] for n in names if _wanted(n)}
     texts = {words(n): [str(r.get(n, "")) for r in records] for n in names if words(n) in PHASE}
     return _steps(columns, texts, source, out)
