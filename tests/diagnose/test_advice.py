@@ -94,3 +94,15 @@ def test_settings_in_other_containers(text):
 
 def test_a_sentence_starts_no_server():
     assert said(notes="Use PYTORCH_ALLOC_CONF=expandable_segments:True with vllm serve M --tensor-parallel-size 8 with care.") == {}
+
+
+def test_the_advice_in_a_wrapped_message_is_no_setting():
+    message = (
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of\n"
+        "which 310.00 MiB is free. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 6.00 GiB is reserved by\n"
+        "PyTorch but unallocated. If reserved but unallocated memory is large try setting\n"
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True to avoid fragmentation.\n"
+    )
+    found = said(log=ECHO.format(4, False) + message)
+    assert found["mem.fragmentation"].severity == "error"
+    assert found[ID].severity == "info"  # not offered, as TP 4 uses custom all-reduce

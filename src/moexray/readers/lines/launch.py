@@ -234,6 +234,9 @@ def _environment(lines: Sequence[Line], at: int, out: Reading) -> int:
                 f"{text.strip()} {value[0].strip()}",
             )
             return 2
+    above = lines[at - 1].text.rstrip() if at else ""
+    if above.endswith("setting") and EXPORT.match(text):
+        return 1  # torch's own advice, broken by a hard wrap
     if (m := EXPORT.match(text)) and is_setting_name(m[1]) and not COMMENT.match(text):
         _add(out, line, [(m[1], (m[2] or m[3] or m[4] or "").rstrip(","), "environment")], text)
     elif m := CONFIG.match(text):
