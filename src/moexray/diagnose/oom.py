@@ -55,7 +55,9 @@ SETTLE = {
     ),
     "mem.fragmentation": ("an allocator snapshot: it shows the largest free block and what pins it",),
     "mem.fragmentation_contributes": ("an allocator snapshot",),
-    "mem.other_process": ("nvidia-smi --query-compute-apps=pid,used_memory --format=csv",),
+    "mem.other_process": (
+        "nvidia-smi --query-compute-apps=pid,used_memory --format=csv (AMD: amd-smi process)",
+    ),
     "mem.non_torch": ("two pairs of memory_stats and nvidia-smi under load",),
 }
 

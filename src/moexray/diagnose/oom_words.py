@@ -216,9 +216,15 @@ def _other(s: Story, limits: MemoryLimits) -> Told:
     )
     text = (
         f"{size(f.other)} of {size(f.total)} are held outside this process (total - {size(f.process)} of "
-        f"this process - {size(f.free)} free{listed}), more than the {size(max(f.missing or 0, 0))} that "
-        f"are missing for the {size(f.request)} requested."
+        f"this process - {size(f.free)} free{listed})"
     )
+    if (f.missing or 0) > 0:
+        text += f", more than the {size(f.missing)} that are missing for the {size(f.request)} requested."
+    else:
+        text += (
+            f"; the {size(f.request)} requested would have fitted into free memory and PyTorch's fragments "
+            "together, too."
+        )
     return text, f.other, max(limits.other_bytes, f.missing or 0), "bytes"
 
 
@@ -269,8 +275,9 @@ def _buffers(s: Story, limits: MemoryLimits) -> Told:
 
 def _fragmentation(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
+    free = "the message does not say what was free" if f.free is None else f"{size(f.free)} were free"
     text = (
-        f"{_request(s)} and {size(f.free)} were free, while PyTorch held {size(f.fragments)} reserved but "
+        f"{_request(s)} and {free}, while PyTorch held {size(f.fragments)} reserved but "
         "unallocated: the fragments alone exceed the request, so fragmentation by itself explains the "
         "failure."
     )

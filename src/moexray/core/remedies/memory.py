@@ -84,7 +84,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "free-other-process",
         "Free the {bytes} that are held outside this process{pids}: nvidia-smi "
-        "--query-compute-apps=pid,used_memory --format=csv lists the holders.",
+        "--query-compute-apps=pid,used_memory --format=csv (AMD: amd-smi process) lists the holders.",
         "Start the other process again.",
         "A dead worker may still hold its memory until its process is gone.",
     ),
