@@ -115,7 +115,8 @@ def split_unit(name: str) -> tuple[str, str]:
     for joined in ("per_second", "per_sec", "per_s"):
         if w.endswith("_" + joined):
             return w[: -len(joined) - 1], "per s"
-    if len(parts) > 1 and parts[-1] == "s" and parts[-2] in ("tok", "toks", "token", "tokens", "req", "reqs"):
+    counted = len(parts) > 1 and parts[-2] in ("tok", "toks", "token", "tokens", "req", "reqs")
+    if counted and parts[-1] == "s" and "per" not in parts:  # "tok_s", but not "time_per_output_token_s"
         return "_".join(parts[:-1]), "per s"
     if len(parts) > 1 and parts[-1] in ("tps", "rps"):
         return w, "per s"

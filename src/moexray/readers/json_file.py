@@ -45,6 +45,7 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.latency:latency_json",
     "moexray.readers.shapes.bench_json:bench_json",
     "moexray.readers.shapes.smi:query_json",
+    "moexray.readers.shapes.latency:guess_json",
 )
 
 

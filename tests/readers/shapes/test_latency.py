@@ -21,6 +21,7 @@ CASES = [
     ("time,e2e_ms", lambda i: f"2026-10-30 01:35:41.{i:03d},30", "e2e", "epoch", 1793324141.0, 0.03),
     ("time,ttft_ms", lambda i: f"01:35:{i:02d}.000,30", "ttft", "day", 5700.0, 0.03),
     ("start_s,step_ms", lambda i: f"{i}.0,30", "step", "relative", 0.03, 0.03),
+    ("t_s,time_per_output_token_s", lambda i: f"{i * 0.03:.3f},0.03", "tpot", "relative", 0.0, 0.03),
     ("step,latency", lambda i: f"{i},30", "latency", "none", math.nan, 0.03),  # no unit: 30 is ms
 ]
 
@@ -73,6 +74,7 @@ def test_cost_of_snapshots():
         "".join(f'{{"ts": {1793324141.5 + i}, "itl_ms": 30, "ok": true}}\n' for i in range(N)),
         "[" + ",".join(f'{{"ts": {1793324141.5 + i}, "itl_ms": 30}}' for i in range(N)) + "]",
         '{"meta": "x", "samples": [' + ",".join(f'{{"ts": {1793324141.5 + i}, "itl_ms": 30}}' for i in range(N)) + "]}",
+        "".join(f'{{"ts": {1793324141.5 + i}, "metrics": {{"itl_ms": 30, "bs": 4}}}}\n' for i in range(N)),
         f'{{"ts": {[1793324141.5 + i for i in range(N)]}, "itl_ms": {[30] * N}}}',
     ],
 )
@@ -87,3 +89,23 @@ def test_few_runs_in_json_are_no_series():
     run = run_of(x="[" + ",".join(f'{{"concurrency": {2**i}, "itl_ms": 30, "tok_s": 9}}' for i in range(20)) + "]")
     assert not run.batches("latency")
     assert run.rows("bench")
+
+
+@pytest.mark.parametrize(
+    ("header", "value"),
+    [("when,forward_ms", "30"), ("finish_time_s,ms_per_step", "30"), ("start_ts,duration_ms", "30"), ("utc;dt", "0.03")],
+)
+def test_a_table_that_nobody_knows_with_a_time_and_a_duration(header, value):
+    comma = ";" if ";" in header else ","
+    run = run_of(x=table(header, lambda i: f"{1793324141.5 + i}{comma}{value if i % 2 else value + '.1' * ('.' not in value)}"))
+    (batch,) = run.batches("latency")
+    assert (batch.attrs["what"], batch.attrs["clock"]) == ("latency", "epoch")
+    assert batch.columns["value_s"][1] == pytest.approx(0.03)
+    assert run_of(x="[" + ",".join(f'{{"when": {1793324141 + i}, "forward_ms": {30 + i % 2}}}' for i in range(N)) + "]").batches("latency")
+
+
+@pytest.mark.parametrize("header", ["when,watts", "when,forward_ms,backward_ms", "who,forward_ms"])
+def test_other_unknown_tables_stay_unknown(header):
+    columns = header.count(",")
+    run = run_of(x=table(header, lambda i: ",".join([str(1793324141 + (i if "when" in header else -i)), *["30"] * columns])))
+    assert not run.batches("latency")

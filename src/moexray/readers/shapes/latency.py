@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
     from moexray.core.source import Source
     from moexray.readers.csv_file import Grid
 
-__all__ = ["latency_json", "latency_series"]
+__all__ = ["guess_json", "guess_series", "latency_json", "latency_series"]
 
 TIMES = word_set(
     "t time timestamp ts epoch unix unix_time wall_time wall clock date datetime date_time at end t_end "
@@ -35,6 +37,10 @@ DURATION_WORDS = lazy(
 OTHER = lazy(r"prefill|expert|layer|expected|limit")
 ENTRIES = word_set("entries max_entries history_entries trace_entries num_entries")
 SNAPSHOT = lazy(r"trace|snapshot|dump|history")
+LIKE_TIME = lazy(r"(?:^|_)(?:ts|times?|timestamp|at|end|start|date|datetime|clock|utc|when|epoch)(?:_|$)")
+LIKE_START = lazy(r"(?:^|_)(?:start|begin|sent|arriv\w*)(?:_|$)")
+LIKE_VALUE = lazy(r"(?:^|_)(?:latency|duration|delay|gap|dt|(?:step|iter\w*|forward|token)_time)(?:_|$)")
+PER = lazy(r"(ms|us|s)_per_(?:step|token|iter\w*)")
 LEAST_ROWS = 12  # fewer are a table of results, not a series
 DAY = lazy(CLOCK)
 PARTS = (dict, list)
@@ -83,6 +89,49 @@ def latency_series(grid: Grid, source: Source, out: Reading) -> bool:
 
 def latency_json(document: Any, source: Source, out: Reading) -> bool:
     """The same as JSON: a list of flat objects (or JSON lines), or an object of lists of one length."""
+    grid = _grid(document)
+    return grid is not None and latency_series(grid, source, out)
+
+
+def guess_json(document: Any, source: Source, out: Reading) -> bool:
+    """As guess_series, for JSON."""
+    grid = _grid(document)
+    return grid is not None and guess_series(grid, source, out)
+
+
+def guess_series(grid: Grid, source: Source, out: Reading) -> bool:
+    """A table that nobody knows, with one rising column named like a time and one duration beside it."""
+    if not grid.header or len(grid.rows) < LEAST_ROWS or len(grid.header) > 12:
+        return False
+    plain = [split_unit(h) for h in grid.header]
+    times = [i for i, (n, _) in enumerate(plain) if (LIKE_TIME.search(n) or n in STEPS) and _rises(grid, i)]
+    values = [
+        i for i, (n, u) in enumerate(plain)
+        if i not in times and not OTHER.search(n)
+        and (BASE.get(u, ("", 0))[0] == "s" or LIKE_VALUE.search(n) or PER.fullmatch(words(grid.header[i])))
+    ]  # fmt: skip
+    if not times or len(values) != 1:
+        return False
+    (value,) = values
+    per = PER.fullmatch(words(grid.header[value]))
+    unit = per[1] if per else plain[value][1]
+    header = list(grid.header)
+    header[value] = f"latency_{unit}" if unit else "latency"
+    name, unit = plain[times[0]]
+    if name not in STEPS:
+        header[times[0]] = f"{'start' if LIKE_START.search(name) else 'time'}{f'_{unit}' if unit else ''}"
+    return latency_series(replace(grid, header=tuple(header)), source, out)
+
+
+def _rises(grid: Grid, index: int) -> bool:
+    """Whether a column of numbers or dates mostly rises."""
+    known = [t for t in _times(grid, index)[0] if t is not None]
+    ups = sum(b >= a for a, b in pairwise(known))
+    return 2 * len(known) >= len(grid.rows) and len(set(known)) > 1 and ups >= 0.9 * (len(known) - 1)
+
+
+def _grid(document: Any) -> Grid | None:
+    """Objects of a document as a table; None where they are no rows of one."""
     from moexray.readers.csv_file import Grid
 
     inner = document
@@ -93,15 +142,28 @@ def latency_json(document: Any, source: Source, out: Reading) -> bool:
         else:
             plain = {k: v for k, v in document.items() if isinstance(v, list) and len(v) >= LEAST_ROWS}
             if len({len(v) for v in plain.values()}) != 1 or any(isinstance(v[0], PARTS) for v in lists):
-                return False
+                return None
             inner = [dict(zip(plain, row, strict=True)) for row in zip(*plain.values(), strict=True)]
     if not isinstance(inner, list) or len(inner) < LEAST_ROWS or not isinstance(inner[0], dict):
-        return False
-    names = [k for k, v in inner[0].items() if isinstance(v, str | int | float) and not isinstance(v, bool)]
-    if len(names) < 2 or not all(isinstance(r, dict) for r in inner):
-        return False
-    cells = tuple(tuple("" if r.get(k) is None else str(r[k]) for k in names) for r in inner)
-    return latency_series(Grid(tuple(names), cells, tuple(range(1, len(cells) + 1))), source, out)
+        return None
+    if not all(isinstance(r, dict) for r in inner):
+        return None
+    rows = [_flat(r) for r in inner]
+    names = list(dict.fromkeys(k for r in rows[:100] for k in r))
+    if len(names) < 2:
+        return None
+    cells = tuple(tuple(r.get(k, "") for k in names) for r in rows)
+    return Grid(tuple(names), cells, tuple(range(1, len(cells) + 1)))
+
+
+def _flat(record: dict[str, Any]) -> dict[str, str]:
+    """Numbers and texts of an object and of the objects right below it, as cells."""
+    out: dict[str, str] = {}
+    for key, value in record.items():
+        for k, v in value.items() if isinstance(value, dict) else ((key, value),):
+            if isinstance(v, str | int | float) and not isinstance(v, bool):
+                out.setdefault(str(k), str(v))
+    return out
 
 
 def _add(out: Reading, source: Source, rows: list[int], columns: tuple[list[float | None], ...],

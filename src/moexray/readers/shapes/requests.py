@@ -62,6 +62,9 @@ def request_table(grid: Grid, source: Source, out: Reading) -> bool:
         return False
     if not (one and len(grid.rows) > 1) and "arrival_s" not in found:
         return False
+    plain_series = not one and len(found) == len(names) == 2  # a time and a duration: no word of requests
+    if plain_series and not names[found["arrival_s"]][0].startswith(("arriv", "sen")):
+        return False
     columns: dict[str, list[float]] = {}
     for name, i in found.items():
         values = column(grid, i, out)
