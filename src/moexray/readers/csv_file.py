@@ -95,6 +95,7 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.bench_table:bench_table",
     "moexray.readers.shapes.bench_table:metric_table",
     "moexray.readers.shapes.memory_stats:load_csv",
+    "moexray.readers.shapes.latency:guess_series",
 )
 
 
