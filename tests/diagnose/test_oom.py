@@ -386,3 +386,8 @@ def test_buffers_follow_from_a_model_configuration(tokens, backend, mode, model,
     smi = "index, memory.used [MiB], memory.total [MiB]\n0, 140000 MiB, 143771 MiB\n"  # 11.7 GiB outside
     found = said(**{**files, "log": json.dumps(stats), "smi": smi})
     assert list(found) == [id]
+
+
+def test_a_comment_in_settings_is_no_record():
+    text = "model: m\n# we had {} with 0.95\ngpu_memory_utilization: 0.90\n"
+    assert said(settings=text.format(CASES["mem.true_exhaustion"].partition(": ")[2])) == {}

@@ -28,7 +28,7 @@ CODE_LEAD = lazy(
     r" *[rbfuRBFU]{0,2}[\"'(]"
     r"|(?:\bmatch *=|==|!=) *[rf]?[\"']$|^\s*(?://|/\*|\"\"\"|''')"
 )
-COMMENT_LEAD = lazy(r"^\s*(?:#|--|;|\*)\s+\S+.*[a-z]{3}.*\s")
+COMMENT_LEAD = lazy(r"^\s*(?:#|--|;|\*)\s+\S+.*[a-z]{3}(?:.*\s|$)")
 TEACHES = lazy(
     r"(?i)\bfor example\b|\be\.g\.(?!,)|\blooks? (?:something )?like\b|\btypical(?:ly)?\b|\bexample"
     r" (?:message|output|of|error)"
