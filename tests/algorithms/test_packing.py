@@ -56,3 +56,13 @@ def test_a_swap_takes_the_duplicate_off():
     assert all(len(set(r[r >= 0])) == len(r[r >= 0]) for r in slots.reshape(3, -1))
     assert swap_duplicate(load, np.array([0, 0, 0, 1]), 2, 0, 0) is None
     assert np.isnan(balancedness(np.zeros(3)))
+
+
+def test_swaps_mend_what_greedy_packing_leaves():
+    rng = np.random.default_rng(0)
+    for _ in range(20):
+        load = rng.lognormal(0, 1, 64)
+        counts = replicate(load, 64)
+        slots = pack(load, counts, 8)
+        assert sorted(slots.tolist()) == list(range(64))
+        assert balancedness(rank_loads(load, slots, 8)) > 0.99 * bound(load, counts, 8)

@@ -295,3 +295,98 @@ def test_a_low_figure_of_an_engine_that_takes_it_over_ranks(value, lines, said):
     assert ("ep.skew" in ids(result)) == said
     if said:
         assert finding(result, "ep.skew").cannot_tell
+
+
+def csv_of(header, rows):
+    return header + "\n" + "".join(",".join(map(str, r)) + "\n" for r in rows)
+
+
+def ranks_of_steps(rng, steps=30, hot=1.7):
+    return np.rint(rng.normal([31_000, 31_100, 30_900, 31_000 * hot], 300, size=(steps, 4))).astype(int)
+
+
+def test_bare_ranks_may_hold_times_and_are_no_verdict():
+    values = ranks_of_steps(np.random.default_rng(1))
+    rows = [(s, *map(int, v)) for s, v in enumerate(values)]
+    finding = say(t__csv=csv_of("step,rank0,rank1,rank2,rank3", rows)).findings[0]
+    assert (finding.id, finding.severity, finding.confidence < 0.5) == ("ep.skew", "info", True)
+    assert finding.settle_with
+    assert say(t__csv=csv_of("step,gpu0,gpu1,gpu2,gpu3", rows)).findings == ()
+
+
+@pytest.mark.parametrize("header", ["step,rank0,rank1,rank2,rank3", "step,ep0_tokens,ep1_tokens,ep2_tokens,ep3_tokens"])
+def test_sums_of_choices_or_a_word_make_ranks_tokens(header):
+    rng = np.random.default_rng(2)
+    rows = [(s, *rng.multinomial(4000, [0.2, 0.2, 0.2, 0.4])) for s in range(20)]
+    assert say(t__csv=csv_of(header, rows)).findings[0].severity == "warn"
+
+
+def test_rows_with_a_clock_are_moments_and_no_layers():
+    rng = np.random.default_rng(3)
+    parts = [[1 / 8] * 8] * 35 + [[0.1] * 6 + [0.2] * 2] * 25
+    rows = [(f"2026-11-29 10:00:{s:02d}", *rng.multinomial(6000, p)) for s, p in enumerate(parts)]
+    found = ids(say(t__csv=csv_of("timestamp," + ",".join(f"ep_rank{i}_tokens" for i in range(8)), rows)))
+    assert found[:2] == ["ep.drift", "ep.skew"]
+
+
+YAML = """num_slots: 10
+moe_expert_parallel_size: 2
+moe_config:
+  load_balancer:
+    layer_updates_per_iter: 0  # offline
+    initial_global_assignments:
+      3: [0, 1, 2, 3, {a},
+          4, 5, 6, 7, 0]
+      4:
+      - 0
+{rest}
+"""
+
+
+def test_a_placement_of_tensorrt_llm():
+    rest = "\n".join(f"      - {e}" for e in [1, 2, 3, 8, 4, 5, 6, 7, 9])
+    (finding,) = say(x__yaml=YAML.format(a=3, rest=rest)).findings
+    assert finding.id == "ep.duplicate_replica"
+    assert (finding.subject.layer, finding.subject.rank, finding.subject.expert) == (3, 0, 3)
+    sound = YAML.format(a=8, rest=rest)
+    assert say(x__yaml=sound).findings == ()
+    assert read_sources([Source("x", content=sound.encode())]).inputs[0].rows == 2
+    quoted = "Use this file:\n```yaml\n" + YAML.format(a=3, rest=rest) + "```\nand start it.\n"
+    assert say(readme__md=quoted).findings == ()
+
+
+def test_a_placement_whose_ranks_stand_in_the_launch_line():
+    place = json.dumps({"physical_to_logical_map": [[3, 1, 3, 2, 0, 4, 5, 6, 7, 0, 1, 2]]})
+    assert ids(say(p__json=place, c__txt="python3 -m sglang.launch_server --model m --tp 3 --ep 3\n")) == [
+        "ep.duplicate_replica"
+    ]
+    assert say(p__json=place).findings == ()
+
+
+def test_a_table_of_slots():
+    slots = [0, 1, 2, 3, 6, 4, 6, 7, 5, 0]
+    rows = [(3, i // 5, i, e) for i, e in enumerate(slots)]
+    assert say(p__csv=csv_of("layer,rank,slot,expert", rows)).findings == ()
+    rows[1] = (3, 0, 1, 0)
+    assert ids(say(p__csv=csv_of("layer,rank,slot,expert", rows))) == ["ep.duplicate_replica"]
+
+
+def test_multiplied_counts_where_steps_share_a_divisor_with_the_factor():
+    rng = np.random.default_rng(4)
+    counts = rng.multinomial(2048, EVEN, size=(4, 3)) * 4
+    facts = {"total_tokens": 4 * 512, "top_k": 4, "ep_size": 8}
+    said = say(c__json=json.dumps({**facts, "dp_size": 4, "expert_counts": counts.tolist()}))
+    assert ids(said) == ["ep.counts_multiplied"]
+    one = {**facts, "num_tokens": 512, "expert_counts": (counts // 4).tolist()}
+    del one["total_tokens"]
+    assert say(c__json=json.dumps(one)).findings == ()  # the tokens are those of a step
+
+
+def test_the_worker_names_give_the_ranks():
+    log = "".join(
+        f"(Worker_EP{r} pid=10{r}) INFO 11-29 10:00:0{r} [gpu_worker.py:300] Available KV cache memory: 30.1{r} GiB\n"
+        for r in range(8)
+    )
+    counts = np.random.default_rng(5).multinomial(90_000, HOT, size=(3, 2))
+    finding = say(x__npz=saved(expert_load=counts), s__log=log).findings[0]
+    assert (finding.id, finding.severity) == ("ep.skew", "warn")

@@ -133,3 +133,52 @@ def test_cold_experts_are_no_loss():
     back[1, 2] = 0  # lost on one rank only
     result = say(a__npz=saved(routed_counts=cube, combined_counts=back, ep_size=2))
     assert not [f for f in result.findings if f.id.startswith("num.")]
+
+
+def test_recorded_choices_decide_whether_rounding_came_first():
+    rng = np.random.default_rng(6)
+    logits = (rng.normal(size=(4000, 64)) * 0.15).astype(np.float32)
+    scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+    assert [f.id for f in say(a__npz=saved(router_logits=logits, top_k=6)).findings] == ["num.router_ties"]
+    full = saved(router_logits=logits, topk_ids=top_k(scores.astype(np.float32), 6))
+    assert say(a__npz=full).findings == ()
+    low = saved(router_logits=logits, topk_ids=top_k(bf16(scores.astype(np.float32)), 6))
+    assert [f.id for f in say(a__npz=low).findings] == ["num.router_ties"]
+
+
+def test_a_record_of_bf16_in_a_wider_array_is_bf16():
+    logits = bf16((np.random.default_rng(7).normal(size=(2000, 64)) * 0.15).astype(np.float32))
+    (finding,) = say(a__npz=saved(router_logits=logits, top_k=6)).findings
+    assert (finding.id, finding.severity) == ("num.router_ties", "info")
+
+
+def test_engines_side_by_side_in_one_file_and_in_tables():
+    rng = np.random.default_rng(8)
+    a = rng.normal(size=(600, 32)).astype(np.float32)
+    b = a + rng.normal(size=a.shape).astype(np.float32) * 0.01
+    both = {"vllm": top_k(a, 4), "sglang": top_k(b, 4)}
+    lines = "".join(
+        json.dumps({"engine": n, "layer": 0, "token_idx": t, "topk_ids": row.tolist()}) + "\n"
+        for n, ids in both.items() for t, row in enumerate(ids)
+    )
+    assert [f.id for f in say(x__jsonl=lines).findings] == ["num.router_divergence"]
+    tables = {
+        f"{n[0]}__csv": "engine,token,layer,k0,k1,k2,k3\n"
+        + "".join(f"{n},{t},0,{','.join(map(str, row))}\n" for t, row in enumerate(ids))
+        for n, ids in both.items()
+    }
+    assert [f.id for f in say(**tables).findings] == ["num.router_divergence"]
+
+
+def test_strong_noise_is_seen_where_nearly_every_set_differs():
+    rng = np.random.default_rng(9)
+    a = rng.normal(size=(1000, 32)).astype(np.float32)
+    runs = {f"r{i}__npz": saved(router_logits=a, topk_ids=top_k(a + rng.normal(size=a.shape), 8), seed=i) for i in (1, 2)}
+    assert [f.id for f in say(**runs).findings] == ["num.router_noise"]
+
+
+@pytest.mark.parametrize("lost", [(0, 1, 2), (1,)])
+def test_an_expert_is_dropped_only_if_no_rank_gets_it_back(lost):
+    rows = [(r, e, 500 + 10 * r + e, 0 if e == 3 and r in lost else 500 + 10 * r + e) for r in range(3) for e in range(8)]
+    text = "rank,expert_id,tokens_dispatched,tokens_returned\n" + "".join(f"{','.join(map(str, r))}\n" for r in rows)
+    assert [f.id for f in say(a__csv=text).findings] == (["num.expert_output_dropped"] if len(lost) == 3 else [])

@@ -10,6 +10,8 @@ import numpy as np
 
 __all__ = ["balancedness", "bound", "pack", "rank_loads", "replicate", "swap_duplicate"]
 
+SWAPS = 4  # swaps per rank at most; most layers are done after a few
+
 
 def balancedness(loads: np.ndarray) -> float:
     """Mean / max of the loads of ranks; 1 is perfect; NaN where nothing was loaded."""
@@ -58,7 +60,37 @@ def pack(load: np.ndarray, counts: np.ndarray, ranks: int) -> np.ndarray:
         best = min(free, key=lambda r: (int(expert) in placed[r], carried[r]))
         placed[best].append(int(expert))
         carried[best] += share[expert]
-    return np.array([e for rank in placed for e in rank], np.int64)
+    slots_of = np.array(placed, np.int64)
+    _swap(share, slots_of, carried)
+    return slots_of.reshape(-1)
+
+
+def _swap(share: np.ndarray, placed: np.ndarray, carried: np.ndarray) -> None:
+    """Swaps a slot of the busiest rank for a lighter one elsewhere, as long as both end below its load.
+
+    Args:
+        share: [experts], tokens of one replica.
+        placed: [ranks, slots of a rank], changed in place.
+        carried: [ranks], tokens of each rank, changed in place.
+    """
+    ranks = len(placed)
+    for _ in range(SWAPS * ranks):
+        hot = int(carried.argmax())
+        mine, others = placed[hot], np.flatnonzero(np.arange(ranks) != hot)
+        # [slots of the busiest, other ranks, their slots]: what a swap would take off the busiest
+        gain = share[mine][:, None, None] - share[placed[others]][None]
+        top = np.maximum(carried[hot] - gain, carried[others][None, :, None] + gain)
+        twice = (placed[others][None] == mine[:, None, None]).any(axis=2, keepdims=True)
+        twice = twice | np.isin(placed[others], mine)[None]
+        top = np.where((gain > 0) & ~twice, top, np.inf)
+        at = int(top.argmin())
+        if not top.flat[at] < carried[hot] * (1 - 1e-9):
+            return
+        i, r, j = np.unravel_index(at, top.shape)
+        other = int(others[r])
+        carried[hot] -= gain[i, r, j]
+        carried[other] += gain[i, r, j]
+        placed[hot, i], placed[other, j] = placed[other, j], placed[hot, i]
 
 
 def rank_loads(load: np.ndarray, slots: np.ndarray, ranks: int) -> np.ndarray:
@@ -71,10 +103,14 @@ def rank_loads(load: np.ndarray, slots: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def bound(load: np.ndarray, counts: np.ndarray, ranks: int) -> float:
-    """The best balancedness that any placement of these replicas can have."""
+    """The best balancedness that any placement of these replicas can have.
+
+    The hottest replica shares its rank with as many others as a rank has slots, at best the lightest.
+    """
     mean = float(load.sum()) / ranks
-    hottest = float((load / counts).max())
-    return mean / max(mean, hottest) if hottest > 0 else float("nan")
+    replicas = np.sort(np.repeat(load / counts, counts))
+    fullest = float(replicas[-1] + replicas[: len(replicas) // ranks - 1].sum())
+    return mean / max(mean, fullest) if fullest > 0 else float("nan")
 
 
 def swap_duplicate(

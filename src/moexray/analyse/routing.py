@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Batch, Run
 
-__all__ = ["Load", "Mismatch", "config", "folder", "loads", "rank_of"]
+__all__ = ["Load", "Mismatch", "config", "folder", "loads", "over_senders", "rank_of"]
 
 WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
@@ -114,6 +114,13 @@ def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
     seen = [b for b in run.batches("routes") if b.source not in counted]
     found.extend(load for b in seen if (load := _from_routes(b, dummy_run)))
     return found, mismatches
+
+
+def over_senders(load: Load) -> Load:
+    """A load whose rows are sending ranks, as one row: what the experts got in all."""
+    if not load.attrs.get("rows_are_ranks"):
+        return load
+    return replace(load, layers=np.array([-1]), tokens=load.tokens.sum(axis=1, keepdims=True))
 
 
 def _without_rank(source: str) -> tuple[str, bool]:

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from moexray.core.run import Batch, Run
 
 __all__ = [
-    "LayerBalance", "Ranks", "ep_size", "layer_balance", "mean_and_time", "placements", "to_ranks",
-    "whole_model",
+    "LayerBalance", "Ranks", "ep_size", "launched_ep", "layer_balance", "mean_and_time", "placements",
+    "to_ranks", "whole_model",
 ]  # fmt: skip
 
 MAX_BLOCKS = 64
 _EP_OPTIONS = ("ep_size", "expert_parallel_size", "moe_ep_size", "ep", "moe_expert_parallel_size")
-_EP_WORKER = lazy(r"\bEP[ _]?(?:rank[ _])?(\d+)\b", re.IGNORECASE)
+_EP_WORKER = lazy(r"(?<![A-Za-z0-9])EP[ _]?(?:rank[ _]?)?(\d+)(?!\d)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ def ep_size(run: Run, load: Load) -> tuple[int | None, str]:
             return int(b.columns["slots"].shape[1] // b.attrs["slots_per_rank"]), b.source
     if (value := config(run, "ep_size")) and 1 < value <= units:
         return int(value), "configuration"
-    if (launched := _launched(run)) and launched <= units:
+    if (launched := launched_ep(run)) and launched <= units:
         return launched, "launch line"
     if (files := load.attrs.get("files", 1)) > 1 and files <= units:
         return int(files), "one file per rank"
@@ -108,7 +108,7 @@ def ep_size(run: Run, load: Load) -> tuple[int | None, str]:
     return None, ""
 
 
-def _launched(run: Run) -> int | None:
+def launched_ep(run: Run) -> int | None:
     """EP size of a launch line: the option itself, or tensor x data parallel where EP is switched on."""
     options = {row["key"]: row["value"] for row in run.rows("launch")}
     for key in _EP_OPTIONS:

@@ -130,7 +130,9 @@ class Run:
             full = {"source": pl.String, "where": pl.String, **schema}
             parts.append(pl.DataFrame(list(rows), schema=full, strict=False))
         for batch in self.batches(table):
-            frame = pl.DataFrame(dict(batch.columns)).with_columns(
+            frame = pl.DataFrame(dict(batch.columns))
+            lists = [c for c in frame.columns if isinstance(frame.schema[c], pl.Array)]
+            frame = frame.with_columns(pl.col(c).arr.to_list() for c in lists).with_columns(
                 pl.lit(batch.source).alias("source"), pl.lit(None, pl.String).alias("where")
             )
             missing = [pl.lit(None, t).alias(n) for n, t in schema.items() if n not in frame.columns]
@@ -139,7 +141,7 @@ class Run:
             parts.append(frame.with_columns(*casts).select("source", "where", *schema))
         if not parts:
             return pl.DataFrame(schema={"source": pl.String, "where": pl.String, **schema})
-        return pl.concat(parts, how="vertical")
+        return pl.concat(parts, how="vertical_relaxed")
 
 
 def build_run(readings: list[tuple[str, Reading]], skipped: list[Skipped]) -> Run:

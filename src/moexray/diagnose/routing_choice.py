@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.analyse.router_choice import Flips, flips, moved_load, rounding, softmax
+from moexray.analyse.router_choice import Flips, bf16, chosen, flips, moved_load, rounding, softmax
 from moexray.analyse.routing import config, folder
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
@@ -25,6 +25,7 @@ __all__ = ["dropped_outputs", "router_choices", "router_ties"]
 USUAL_K = ((32, 8), (16, 4), (0, 2))  # experts at least -> experts per token, where nothing says it
 OTHER_INPUT = 0.95  # share of changed sets above which two records are not of the same tokens
 PAIRS = 6  # pairs of records compared
+FOLLOWS = 0.8  # share of the changed rows whose recorded choice must be that of the rounded scores
 NEAR = 4.0  # a margin of up to so many differences between the records counts as small
 
 
@@ -51,7 +52,7 @@ def router_ties(run: Run, limits: Limits) -> list[Finding]:
             continue
         scores = values if batch.attrs.get("kind") == "probs" else softmax(values)
         r = rounding(scores, k)
-        if not r.changed or r.margin > 2:
+        if not r.changed or r.margin > 2 or _chose_otherwise(run, batch, scores, k):
             continue
         full = str(batch.attrs.get("precision")) in ("float32", "float64")
         claim = (
@@ -76,6 +77,22 @@ def router_ties(run: Run, limits: Limits) -> list[Finding]:
         if best is None or r.changed > best[0]:
             best = (r.changed, finding)
     return [best[1]] if best else []
+
+
+def _chose_otherwise(run: Run, batch: Batch, scores: np.ndarray, k: int) -> bool:
+    """Whether the choices recorded beside the scores do not follow the rounded ones where it matters."""
+    for made in run.batches("routes"):
+        ids = np.asarray(made.columns["ids"])
+        same = made.source == batch.source and made.attrs.get("arm") == batch.attrs.get("arm")
+        if not same or ids.shape != (len(scores), k) or int(ids.max()) >= scores.shape[1]:
+            continue
+        full, low = chosen(scores, k), chosen(bf16(scores), k)
+        at = np.flatnonzero((full != low).any(axis=1) & (ids >= 0).all(axis=1))
+        if len(at):
+            picked = np.zeros((len(at), scores.shape[1]), bool)
+            picked[np.arange(len(at))[:, None], ids[at]] = True
+            return bool((picked == low[at]).all(axis=1).mean() < FOLLOWS)
+    return False
 
 
 def _chosen_k(run: Run, batch: Batch) -> int | None:
@@ -103,8 +120,16 @@ def _pairs(run: Run) -> Iterator[_Pair]:
             continue
         layer = np.asarray(a.columns["layer"])
         found, mask = flips(layer, np.asarray(a.columns["token"]), ids[0], ids[1])
-        if found.changed / max(found.rows, 1) <= OTHER_INPUT:
+        if found.changed / max(found.rows, 1) <= OTHER_INPUT or _same_logits(run, a, b):
             yield _Pair(a, b, layer, found, moved_load(layer, ids[0], ids[1]), mask)
+
+
+def _same_logits(run: Run, a: Batch, b: Batch) -> bool:
+    """Whether the scores recorded beside both choices are so near that the tokens are the same."""
+    first, second = _logits_of(run, a), _logits_of(run, b)
+    if first is None or second is None or first.shape != second.shape:
+        return False
+    return float(np.abs(first - second).mean()) < 0.1 * float(first.std())
 
 
 def _judge(run: Run, pair: _Pair, limits: Limits) -> Finding | None:
@@ -201,7 +226,7 @@ def _divergence(
 ) -> Finding:
     f = pair.found
     known = names[0] != names[1] and all(names)
-    scored = small is not None and small >= 0.5
+    scored = small is not None and small >= 0.5 and bool(difference)  # equal scores diverge by no numbers
     sure = known or scored
     who = f"{names[0]} and {names[1]}" if known else "Two records"
     even = pair.moved <= limits.routing.moved_load
@@ -230,7 +255,8 @@ def dropped_outputs(every: list[Load]) -> list[Finding]:
         if back is None:
             continue
         routed, combined = sent.tokens.sum(axis=0), back.tokens.sum(axis=0)
-        ranks = sent.attrs.get("ep_size") == len(sent.layers) and len(sent.layers) > 1
+        ranks = sent.attrs.get("ep_size") == len(sent.layers) or sent.attrs.get("rows_are_ranks")
+        ranks = ranks and len(sent.layers) > 1
         if ranks:  # rows are ranks: an expert counts only if it is lost on all of them
             everywhere = ((combined < routed) | (routed == 0)).all(axis=0)
             combined = np.where(everywhere, combined, routed).sum(axis=0, keepdims=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["balance_lines", "skew_by_log", "value_of", "wrong_axis_by_version"]
 
 FIXED = (0, 31)  # vLLM: the fix is of August 2026; earlier releases reduce over layers
-_VLLM = lazy(r"\bvllm\b[^\d\n]{0,24}?v?(\d+)\.(\d+)", re.IGNORECASE)
+_VLLM = lazy(r"\b(?:vllm|V[01] LLM engine)\b[^\d\n]{0,24}?v?(\d+)\.(\d+)", re.IGNORECASE)
 
 
 def value_of(row: Row, key: str) -> float | None:

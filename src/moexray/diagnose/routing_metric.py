@@ -97,40 +97,43 @@ def counts_multiplied(run: Run, every: list[Load]) -> list[Finding]:
     """ep.counts_multiplied: layer total / (tokens x top-k) is one integer >= 2 in every layer."""
     said = []
     for load in every:
-        if load.what != "routed" or load.from_routes or load.set_aside:
+        if load.what != "routed" or load.from_routes:
             continue
         top_k = load.attrs.get("top_k") or config(run, "top_k")
         per_layer = load.tokens.sum(axis=(0, 2))
-        expected = _expected(run, load)
+        expected, whole = _expected(run, load)
         if not top_k or not expected or (per_layer <= 0).any():
             continue
         ratios = per_layer / (expected * float(top_k))
-        m = _integer(ratios, len(load.steps))
+        sizes = _sizes(run, load)
+        m = _integer(ratios, len(load.steps) if whole else 1, sizes)
         if m is None:
             continue
-        said.append(_multiplied(run, load, m, expected * float(top_k), per_layer))
+        said.append(_multiplied(load, m, sizes, expected * float(top_k), per_layer))
     return said[:1]
 
 
-def _expected(run: Run, load: Load) -> float | None:
+def _expected(run: Run, load: Load) -> tuple[float | None, bool]:
+    """(tokens behind the counts, whether the number is one for all steps together)."""
     per_step = load.attrs.get("tokens_per_step") or config(run, "tokens_per_step")
     if per_step:
-        return float(per_step) * len(load.steps)
+        return float(per_step) * len(load.steps), False
     tokens = load.attrs.get("tokens") or config(run, "tokens")
-    return float(tokens) if tokens else None
+    return (float(tokens) if tokens and not load.set_aside else None), True
 
 
-def _integer(ratios: np.ndarray, steps: int) -> int | None:
-    """The factor, if all layers have the same whole one; tokens per step count once per step."""
+def _integer(ratios: np.ndarray, steps: int, sizes: dict[str, Any]) -> int | None:
+    """The factor, if all layers have the same whole one; a number of tokens may be that of one step."""
     m = round(float(ratios[0]))
     if m < 2 or not np.allclose(ratios, m, rtol=0, atol=1e-3):
         return None
-    if steps > 1 and m % steps == 0:
+    if steps > 1 and m % steps == 0 and m not in {int(n) for n in sizes.values() if n}:
         m //= steps
     return m if m >= 2 else None
 
 
-def _multiplied(run: Run, load: Load, m: int, expected: float, per_layer: np.ndarray) -> Finding:
+def _sizes(run: Run, load: Load) -> dict[str, Any]:
+    """The parallel sizes that a configuration or a launch line gives."""
     sizes: dict[str, Any] = {
         key: load.attrs.get(f"{key}_size") or config(run, f"{key}_size")
         for key in ("dp", "tp", "ep")
@@ -140,6 +143,12 @@ def _multiplied(run: Run, load: Load, m: int, expected: float, per_layer: np.nda
                            ("tp", ("tensor_parallel_size", "tp_size", "tp"))):  # fmt: skip
             if row["key"] in names and str(row["value"]).isdigit():
                 sizes[key] = sizes[key] or float(row["value"])
+    return sizes
+
+
+def _multiplied(
+    load: Load, m: int, sizes: dict[str, Any], expected: float, per_layer: np.ndarray
+) -> Finding:
     suspects = [f"{key.upper()} size {int(n)}" for key, n in sizes.items() if n and int(n) == m]
     why = f"that is the {' or the '.join(suspects)}" if suspects else "no parallel size of it is known"
     claim = (

@@ -9,7 +9,7 @@ import numpy as np
 
 from moexray.algorithms.packing import balancedness, rank_loads, swap_duplicate
 from moexray.analyse.routing import config, folder
-from moexray.analyse.routing_ranks import ep_size, layer_balance, to_ranks
+from moexray.analyse.routing_ranks import ep_size, launched_ep, layer_balance, to_ranks
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 
@@ -52,7 +52,7 @@ def _ranks_of(run: Run, every: list[Load], batch: Batch) -> int | None:
         return int(batch.attrs["ep_size"])
     if per_rank := batch.attrs.get("slots_per_rank"):
         return int(batch.columns["slots"].shape[1] // int(per_rank))
-    if size := config(run, "ep_size"):
+    if size := config(run, "ep_size") or launched_ep(run):
         return int(size)
     for load in every:
         if folder(load.source) == folder(batch.source):
@@ -142,7 +142,8 @@ def skew_to_oom(run: Run, every: list[Load], limits: Limits) -> list[Finding]:
         return []
     for load in every:
         count, _ = ep_size(run, load)
-        ranks = to_ranks(run, load, count) if count and load.what == "routed" else None
+        used = count and load.what == "routed" and not load.attrs.get("doubtful")
+        ranks = to_ranks(run, load, count) if count and used else None
         if ranks is None:
             continue
         sure = [b for b in layer_balance(ranks, limits.routing.chance) if b.by_chance > limits.routing.chance]
@@ -173,7 +174,7 @@ def _hot_failure(run: Run, failed: list[Row], ranks: Ranks, b: LayerBalance) -> 
     if row["free_bytes"] is None:
         return None
     short = row["request_bytes"] - row["free_bytes"]
-    per_token, source = _bytes_per_token(run, b)
+    per_token, source = _bytes_per_token(run, ranks, b)
     steps = len(ranks.load.steps)
     excess = _excess(b) / steps
     explained = excess * per_token if per_token else None
@@ -209,11 +210,11 @@ def _hot_failure(run: Run, failed: list[Row], ranks: Ranks, b: LayerBalance) -> 
     )  # fmt: skip
 
 
-def _bytes_per_token(run: Run, b: LayerBalance) -> tuple[float | None, Row | None]:
-    """From a log line of the hot rank, of any rank, or a configuration."""
+def _bytes_per_token(run: Run, ranks: Ranks, b: LayerBalance) -> tuple[float | None, Row | None]:
+    """From a log line of the hot rank, of any rank, the file of the counts, or a configuration."""
     lines = [r for r in run.rows("log") if r["kind"] == "moe.activation"]
     lines.sort(key=lambda r: r["fields"].get("ep_rank", r["rank"]) != b.hot)
     if lines:
         return float(lines[0]["fields"]["bytes_per_token"]), lines[0]
-    value = config(run, "bytes_per_token")
-    return value, None
+    own = ranks.load.attrs.get("bytes_per_token")
+    return (float(own) if own else config(run, "bytes_per_token")), None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moexray.analyse.routing import loads
+from moexray.analyse.routing import loads, over_senders
 from moexray.analyse.routing_drift import changes
 from moexray.analyse.routing_ranks import ep_size, layer_balance, mean_and_time, to_ranks, whole_model
 from moexray.analyse.routing_stats import cv, gini, top_share
@@ -44,19 +44,21 @@ def skew_and_drift(run: Run, found: list[Load], limits: Limits) -> list[Finding]
     drifts: list[tuple[Ranks, list[Change]]] = []
     mixed: list[tuple[Ranks, list[Change]]] = []
     guesses: list[_Skew] = []
-    for load in found:
+    for load in map(over_senders, found):
         shares = load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1
         if load.what != "routed" or shares:
             continue  # results that came back; shares without a number of tokens
-        count, _where = ep_size(run, load)
+        count, _where = (None, "") if load.attrs.get("doubtful") else ep_size(run, load)
         ranks = to_ranks(run, load, count or _assumed(load))
         if ranks is None or ranks.tokens.shape[-1] < 2:
             continue
         moved = _drifted(ranks, limits)
         if moved and count and load.ordered:
             drifts.append((ranks, moved))
-        if not count and (mixes := changes(ranks, limits.routing.floor_factor, limits.routing.quiet_factor)):
-            mixed.append((ranks, mixes))
+        mixes = () if count or load.attrs.get("doubtful") else \
+            changes(ranks, limits.routing.floor_factor, limits.routing.quiet_factor)  # fmt: skip
+        if mixes:
+            mixed.append((ranks, list(mixes)))
         cut = ranks.part(slice(moved[0].at, moved[0].until)) if moved else ranks
         if skew := _skew(cut, limits):
             if count:
@@ -77,7 +79,7 @@ def skew_and_drift(run: Run, found: list[Load], limits: Limits) -> list[Finding]
 
 def _assumed(load: Load) -> int:
     units = load.tokens.shape[-1]
-    return next((n for n in (ASSUMED_EP, 4, 2) if units >= n and units % n == 0), 1)
+    return next((n for n in (ASSUMED_EP, 4, 2) if units >= 2 * n and units % n == 0), 1)
 
 
 def _drifted(ranks: Ranks, limits: Limits) -> list[Change]:
@@ -120,10 +122,15 @@ def _skew_finding(skew: _Skew, change: Change | None, limits: Limits) -> Finding
     r, worst, load = limits.routing, skew.worst, skew.ranks.load
     bad = _bad(skew, r.balancedness)
     time = mean_and_time(skew.layers)["of_time"]
+    if skew.moving:
+        time = float(np.mean([b.balancedness if b.typical is None else b.typical for b in skew.layers]))
     where = f"layer {worst.layer}" if worst.layer is not None else "all layers together"
     if worst.layer == -1:
         where = "the layer"
-    since = f" from step {_step(skew.ranks, 0)} on" if change else ""
+    since = ""
+    if change:
+        step = _step(skew.ranks, 0)
+        since = f" from row {change.at} on" if step is None else f" from step {step} on"
     if skew.moving:
         claim = (
             f"In {where}{since} the busiest EP rank changes, but in a typical window it holds so much that "
@@ -213,9 +220,10 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
     made = plan(tokens, index, count, extra) if tokens is not None else None
     predicted = f"predicted balancedness {made.balancedness:.3f}" if made else "needs counts per expert"
     hot = int(after.tokens[:, index[0]].sum(axis=0).argmax())
+    until = "" if worst.until >= len(load.steps) else f" until row {worst.until}"
     claim = (
         f"The routing changed at {place}: in layer {worst.layer} balancedness fell from {worst.before:.3f} "
-        f"to {worst.after:.3f} and stayed there; rank {hot} is now the busiest. {len(moved)} of "
+        f"to {worst.after:.3f} and stayed there{until}; rank {hot} is now the busiest. {len(moved)} of "
         f"{len(load.layers)} layers are hit. The placement fitted the mix before, not the one after."
     )
     evidence = tuple(
@@ -261,14 +269,19 @@ def _mix_finding(ranks: Ranks, mixes: list[Change]) -> list[Finding]:
 
 def _guess_finding(skew: _Skew, limits: Limits) -> Finding:
     worst, count = skew.worst, len(skew.worst.loads)
+    doubtful = bool(skew.ranks.load.attrs.get("doubtful"))
     claim = (
+        f"The columns of {count} ranks are uneven (mean/max {skew.value:.3f}, most on rank {worst.hot}), but "
+        f"nothing says that they hold tokens and not times or bytes."
+    ) if doubtful else (
         f"Tokens per expert are uneven (layer {worst.layer}), but no artefact gives the EP size or the "
         f"placement; {count} ranks with contiguous experts would have a balancedness of {skew.value:.3f}."
     )
     return Finding(
         "ep.skew", "info", 0.4, claim, Subject(layer=_label(worst.layer)), skew.value,
         limits.routing.balancedness, "ratio", (_layer_evidence(skew.ranks, worst),),
-        settle_with=("EP size (launch line or config)", "placement (physical_to_logical_map)"),
+        settle_with=("what the columns hold, in a header such as ep_rank0_tokens",) if doubtful else
+        ("EP size (launch line or config)", "placement (physical_to_logical_map)"),
     )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from moexray.readers import (
     npz,
     nsys,
     pickle_file,
+    placement_yaml,
     prometheus,
     safetensors,
     smi_xml,
@@ -63,6 +64,7 @@ READERS: tuple[Reader, ...] = (
     Reader("json", json_file.sniff, json_file.read, (".json", ".jsonl", ".ndjson")),
     Reader("nvidia-smi xml", smi_xml.sniff, smi_xml.read, (".xml",)),
     Reader("prometheus", prometheus.sniff, prometheus.read, (".prom", ".metrics")),
+    Reader("yaml", placement_yaml.sniff, placement_yaml.read, ()),
     Reader("csv", csv_file.sniff, csv_file.read, (".csv", ".tsv")),
     Reader("text", text.sniff, text.read, (".log", ".txt", ".md", ".out", ".err")),
 )

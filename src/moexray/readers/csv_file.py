@@ -82,6 +82,7 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.memory_stats:memory_stats_csv",
     "moexray.readers.shapes.matrix:read_table",
     "moexray.readers.shapes.routes_csv:read_routes",
+    "moexray.readers.shapes.placement_csv:read_placement",
     "moexray.readers.shapes.routing_csv:read_csv",
     "moexray.readers.shapes.ncu:ncu_table",
     "moexray.readers.shapes.accesses:access_table",

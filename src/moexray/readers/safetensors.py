@@ -40,7 +40,7 @@ def read(source: Source, out: Reading) -> None:
     except ValueError as why:
         raise ReadError(f"the safetensors header is damaged ({why})", where=source.path) from why
     meta = header.pop("__metadata__", {})
-    document: dict[str, Any] = dict(meta) if isinstance(meta, dict) else {}
+    document: dict[str, Any] = {k: _value(v) for k, v in meta.items()} if isinstance(meta, dict) else {}
     for name, entry in header.items():
         if not isinstance(entry, dict) or not (name.replace("_", "").isdigit() or role_of(name)):
             continue
@@ -53,6 +53,14 @@ def read(source: Source, out: Reading) -> None:
             where=source.path,
             hint="expert statistics have keys such as 100_3 or expert_counts",
         )
+
+
+def _value(text: Any) -> Any:
+    """A value of the metadata, which the format keeps as text: a number, list or object where it is one."""
+    try:
+        return json.loads(text) if isinstance(text, str) else text
+    except ValueError:
+        return text
 
 
 def _tensor(data: bytes, start: int, name: str, entry: dict[str, Any], out: Reading) -> Any:

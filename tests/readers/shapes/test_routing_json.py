@@ -158,3 +158,37 @@ def test_a_grid_with_a_hole():
     run = read(rows)
     counts = only(run, "counts")
     assert list(zip(counts.columns["step"].tolist(), counts.columns["layer"].tolist(), strict=True)) == [(0, 0), (0, 1), (1, 1)]
+
+
+def test_layers_that_list_their_experts():
+    layers = [{"layer_id": 9 + i, "experts": [100 + i, 120, 130, 90]} for i in range(3)]
+    counts = only(read({"run": {"ep_size": 2, "stats": {"layers": layers}}}), "counts")
+    assert counts.columns["layer"].tolist() == [9, 10, 11]
+    assert counts.attrs["ep_size"] == 2
+
+
+def test_sizes_beside_the_counts():
+    document = {"result": {"parallel": {"ep_size": 4}, "moe": {"expert_counts": [[1, 2, 3, 4]]}}}
+    assert only(read(document), "counts").attrs["ep_size"] == 4
+
+
+def test_records_of_scalars_with_two_kinds_of_counts():
+    rows = [{"expert_id": i, "tokens_routed": 10 + i, "tokens_combined": 10} for i in range(4)]
+    batches = read(rows, lines=True).batches("counts")
+    assert {b.attrs["what"]: b.columns["tokens"].tolist() for b in batches} == {
+        "routed": [[10, 11, 12, 13]], "combined": [[10, 10, 10, 10]],
+    }
+    rows = [{"layer": 2, "ep_rank": r, "num_tokens": 40 + r} for r in range(4)]
+    counts = only(read(rows, lines=True), "counts")
+    assert (counts.attrs["axis"], counts.columns["tokens"].tolist()) == ("rank", [[40, 41, 42, 43]])
+
+
+def test_a_placement_by_rank():
+    batch = only(read({"placement": {"rank1": [2, 3], "rank0": [0, 1]}}), "placement")
+    assert (batch.columns["slots"].tolist(), batch.attrs["ep_size"]) == ([[0, 1, 2, 3]], 2)
+
+
+def test_frames_of_files_with_other_numbers_of_experts():
+    sources = [Source(f"{n}.json", content=json.dumps({"expert_counts": [[1] * n]}).encode()) for n in (4, 6)]
+    frame = read_sources(sources).frame("counts")
+    assert [len(x) for x in frame["tokens"]] == [4, 6]

@@ -9,9 +9,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moexray.readers.shapes.routing_facts import Facts, batch_facts, labels, layer_ids
+from moexray.core.pattern import lazy
+from moexray.readers.shapes.routing_facts import Facts, batch_facts, check_cells, labels, layer_ids
 from moexray.readers.shapes.routing_tokens import arm_of, put_logits, put_routes
-from moexray.readers.shapes.routing_words import axis_of, is_combined, role_of, words
+from moexray.readers.shapes.routing_words import (
+    axis_of,
+    count_columns,
+    is_combined,
+    role_of,
+    words,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,6 +29,12 @@ if TYPE_CHECKING:
 __all__ = ["put_counts", "take_arrays"]
 
 MAX_COUNT = 1 << 50  # tokens; above it the sums of a file would no longer be exact
+_LAYER_IN_NAME = lazy(r"(?:^|_)(?:layers?|l|moe|block)_?(\d{1,4})(?=_|$)")
+_UNIT_IDS = ("expert_id", "expert", "expert_ids", "experts", "expert_idx", "expert_index", "logical_expert",
+             "logical_expert_id", "logical_id", "physical_expert", "physical_expert_id", "physical_id",
+             "slot", "slot_id", "ep_rank", "rank", "rank_id", "gpu", "gpu_id", "device",
+             "device_id")  # fmt: skip
+
 
 def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Reading) -> bool:
     """Fills the tables from named arrays; returns whether any was about routing."""
@@ -44,6 +57,7 @@ def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Readi
     counted = roles.get("counts", [])
     if not counted and "topk" not in roles:
         counted = [n for n in roles.get("scores", []) if arrays[n].ndim >= 2 and _integral(arrays[n])]
+    counted = _stack_layers(counted, arrays, facts)
     for name in _best_counts(counted, arrays):
         axis = axis_of(name)
         what = "combined" if is_combined(name) else "routed"
@@ -77,6 +91,7 @@ def put_counts(
         flat[at], np.repeat(step_ids, layers)[at], np.tile(layer_labels, steps)[at], name, out
     )
     if not keep.any():
+        out.rows += len(at)  # read, if not used
         return
     filled = np.abs(flat).any(axis=1)
     if not filled[keep].all():
@@ -227,10 +242,28 @@ def _invert(l2p: np.ndarray) -> np.ndarray:
     """(layers, logical, replicas) of slots, padded with -1 -> (layers, slots) of logical experts."""
     import numpy as np
 
+    check_cells(len(l2p), int(l2p.max()) + 1)
     out = np.full((len(l2p), int(l2p.max()) + 1), -1, np.int64)
     layer, logical, _ = np.nonzero(l2p >= 0)
     out[layer, l2p[l2p >= 0]] = logical
     return out
+
+
+def _stack_layers(names: list[str], arrays: dict[str, Any], facts: Facts) -> list[str]:
+    """Matrices that are one layer each by their names ("layer3_expert_counts") -> one cube of them all."""
+    import numpy as np
+
+    found = {n: m for n in names if (m := _LAYER_IN_NAME.search(words(n))) and arrays[n].ndim == 2}
+    kinds = {(arrays[n].shape, is_combined(n)) for n in found}
+    if len(found) < 2 or len(found) < len(names) or len(kinds) > 1:
+        return names
+    ordered = sorted(found, key=lambda n: int(found[n][1]))
+    facts.layers = np.array([int(found[n][1]) for n in ordered])
+    first = ordered[0]
+    arrays[first] = np.stack([arrays[n] for n in ordered], axis=1)
+    if facts.steps is None:
+        facts.steps = np.arange(len(arrays[first]))  # so that steps go before layers
+    return [first]
 
 
 def _best_counts(names: list[str], arrays: dict[str, Any]) -> list[str]:
@@ -255,13 +288,12 @@ def _long_table(
     import numpy as np
 
     names = {words(n): n for n, a in arrays.items() if a.ndim == 1}
-    kinds = ("expert_id", "expert", "expert_ids", "experts", "rank", "rank_id", "gpu", "slot", "physical_id",
-             "logical_id")  # fmt: skip
-    unit = next((names[w] for w in kinds if w in names), None)
-    count = next((n for n in roles.get("counts", []) if arrays[n].ndim == 1), None)
-    if unit is None or count is None or len(arrays[unit]) != len(arrays[count]) or unit == count:
+    unit = next((names[w] for w in _UNIT_IDS if w in names), None)
+    flat = [n for n, a in arrays.items() if a.ndim == 1 and n != unit]
+    counted = [n for n in count_columns(flat) if unit and len(arrays[n]) == len(arrays[unit])]
+    if unit is None or not counted:
         return False
-    size = len(arrays[count])
+    size = len(arrays[unit])
 
     def column(role: str) -> np.ndarray:
         found = next((arrays[n] for n in roles.get(role, []) if arrays[n].shape == (size,)), None)
@@ -272,10 +304,13 @@ def _long_table(
         return False
     steps, s = np.unique(step, return_inverse=True)
     layers, y = np.unique(layer, return_inverse=True)
-    cube = np.zeros((len(steps), len(layers), int(ids.max()) + 1), np.asarray(arrays[count]).dtype)
-    np.add.at(cube, (s, y, ids), arrays[count])
-    facts.steps, facts.layers = (steps if len(steps) > 1 else None), layers
-    axis = "rank" if axis_of(unit) == "rank" else axis_of(unit) or axis_of(count)
-    what = "combined" if is_combined(count) else "routed"
-    put_counts(cube, facts, source, out, axis=axis, what=what, name=count)
+    named = bool(roles.get("layer"))
+    facts.steps, facts.layers = (steps if len(steps) > 1 else None), layers if named else None
+    for count in {is_combined(n): n for n in reversed(counted)}.values():
+        check_cells(len(steps), len(layers), int(ids.max()) + 1)
+        cube = np.zeros((len(steps), len(layers), int(ids.max()) + 1), np.asarray(arrays[count]).dtype)
+        np.add.at(cube, (s, y, ids), arrays[count])
+        axis = "rank" if axis_of(unit) == "rank" else axis_of(unit) or axis_of(count)
+        what = "combined" if is_combined(count) else "routed"
+        put_counts(cube, facts, source, out, axis=axis, what=what, name=count)
     return True

@@ -7,7 +7,8 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
-from moexray.readers.shapes.routing_words import is_combined, role_of, words
+from moexray.readers.shapes.routing_facts import check_cells
+from moexray.readers.shapes.routing_words import count_columns, is_combined, role_of, words
 
 if TYPE_CHECKING:
     from moexray.core.run import Reading
@@ -26,6 +27,12 @@ _EXPERT = lazy(
 _LAYER = lazy(r"^(?:moe_)?(?:layer|l)_?(\d+)(?:_(?:tokens?|load|counts?))?$")
 _GROUPED = lazy(r"^-?\d{1,3}(?:[,' _\u00a0\u202f.]\d{3})+$")
 _COMMA = lazy(r"^-?\d+,\d+$")
+_TOKEN_WORDS = frozenset(("token", "tokens", "load", "loads", "count", "counts", "routed", "hits"))
+_TOKENS = lazy(r"\b(?:tokens?|routed|experts?)\b", re.IGNORECASE)
+SURE_ROWS = 8  # rows whose totals share a divisor by chance once in 250 tables
+_CLOCK = lazy(r"^(?:t|ts|time|timestamp|datetime|date|elapsed|unix_time|wall_time)(?:_(?:s|ms|us|ns))?$")
+BY_ROW = 1 << 30  # in place of a column of steps: each row is a moment of its own
+_OTHER_UNITS = ("_ms", "_us", "_s", "_bytes", "_mib", "_gib", "_ns")
 _MISSING = frozenset(("", "-", "na", "n/a", "null", "none", "[n/a]", "[not supported]"))
 _UNITS = {"rank": "rank", "rank_id": "rank", "ep_rank": "rank", "gpu": "rank", "gpu_id": "rank",
           "device": "rank", "device_id": "rank", "ep": "rank", "npu": "rank", "expert": "logical",
@@ -70,28 +77,51 @@ def _read_wide(
         return False  # a matrix of sender and receiver
     if axis == "layer" and row_unit is None:
         return False
-    if any(n.endswith(("_ms", "_us", "_s", "_bytes", "_mib", "_gib", "_ns")) for n in names):
+    clocks = [i for n, i in labels.items() if _CLOCK.match(n)]
+    if any(names[i].endswith(_OTHER_UNITS) for i in others if i not in clocks):
         return False
     layer = next((i for n, i in labels.items() if role_of(n) == "layer"), None)
     step = next((i for n, i in labels.items() if role_of(n) == "step"), None)
+    if step is None and layer is None and clocks:
+        step = BY_ROW
     ordered = [units[u] for u in sorted(units)]
     table = _Cells(grid, ordered, out)
     if table.decimals or not table.sound_any():
         return False
-    table.report()
     rows = table.kept()
+    values = [table.values[i] for i in rows]
+    told = layer is not None or _says_tokens(grid, names)
+    doubtful = axis == "rank" and not told and not _sums_of_tokens(values)
+    if doubtful and not names[ordered[0]].startswith(("rank", "ep", "moe")):
+        return False  # columns of GPUs: most such tables hold memory or load
+    table.report()
     if rows:
         labels_of = [(_whole(grid.rows[i], step), _whole(grid.rows[i], layer)) for i in rows]
-        _emit(axis, row_unit, [table.values[i] for i in rows], labels_of, (step, layer), source, out)
+        _emit((axis, doubtful), row_unit, values, labels_of, (step, layer), source, out)
     return True
 
 
+def _says_tokens(grid: Grid, names: list[str]) -> bool:
+    """Whether a column or a comment has a word for tokens: bare ranks may hold times or bytes as well."""
+    parts = {p for n in names for p in n.split("_")}
+    return bool(parts & _TOKEN_WORDS) or any(_TOKENS.search(c) for c in grid.comments)
+
+
+def _sums_of_tokens(values: list[list[float]]) -> bool:
+    """Whether rows add up as choices of a router do: to one total, or to multiples of one top-k."""
+    totals = [int(sum(row)) for row in values]
+    same = len(totals) > 1 and len(set(totals)) == 1
+    return same or (len(totals) >= SURE_ROWS and math.gcd(*totals) > 1)
+
+
 def _emit(
-    axis: str, row_unit: str | None, values: list[list[float]], labels: list[tuple[int | None, int | None]],
-    columns: tuple[int | None, int | None], source: Source, out: Reading,
+    kind: tuple[str, bool], row_unit: str | None, values: list[list[float]],
+    labels: list[tuple[int | None, int | None]], columns: tuple[int | None, int | None], source: Source,
+    out: Reading,
 ) -> None:  # fmt: skip
     import numpy as np
 
+    axis, doubtful = kind
     matrix = np.asarray(values).astype(np.int64)
     if axis == "layer":  # rows are units, columns layers
         matrix, axis = matrix.T, row_unit or "logical"
@@ -105,12 +135,13 @@ def _emit(
             steps = np.array([_nth(layers[: i + 1]) for i in range(len(layers))])
     if not matrix.any():
         out.notes.append("a table of counts that are all zero")
+        out.rows += len(matrix)  # read, if not used
         out.problem("input.dirty_table", f"every count is zero ({len(matrix)} rows)", where="all rows",
                     lost=len(matrix), values={"dirty_rows": len(matrix)})  # fmt: skip
         return
     out.add_columns("counts", {"step": steps, "layer": layers, "tokens": matrix}, source=source.path,
                     rows=len(matrix), axis=axis, what="routed", name="table", layout="csv",
-                    labelled=columns[0] is not None)  # fmt: skip
+                    labelled=columns[0] not in (None, BY_ROW), doubtful=doubtful)  # fmt: skip
 
 
 def _nth(layers: Any) -> int:
@@ -121,7 +152,11 @@ def _nth(layers: Any) -> int:
 def _read_long(grid: Grid, names: list[str], source: Source, out: Reading) -> bool:
     """layer, expert, count; rank, tokens; expert, routed, combined."""
     unit = next((i for i, n in enumerate(names) if n in _UNITS), None)
-    counted = [i for i, n in enumerate(names) if role_of(n) == "counts" and i != unit]
+    found = count_columns(n for i, n in enumerate(names) if i != unit)
+    counted = [i for i, n in enumerate(names) if n in found and i != unit]
+    if unit is not None and not any(role_of(n) == "counts" for n in found):
+        sure = any(_UNITS.get(n, "rank") != "rank" or role_of(n) == "layer" for n in names)
+        counted = counted if sure else []  # tokens per rank alone may be those of requests
     if unit is None or not counted or len(names) > 8:
         return False
     axis = _UNITS[names[unit]]
@@ -149,24 +184,32 @@ def _add_long(
 ) -> None:  # fmt: skip
     import numpy as np
 
-    unit, layer, step, _ = columns
+    unit, layer, step, sender = columns
     ids = np.array([_whole(grid.rows[i], unit) or 0 for i in rows])
+    axis, name = naming
+    by_sender = layer is None and sender is not None and axis != "rank"
+    layer = sender if by_sender else layer
     layers = np.array([-1 if layer is None else _whole(grid.rows[i], layer) or 0 for i in rows])
     steps = np.array([0 if step is None else _whole(grid.rows[i], step) or 0 for i in rows])
+    clock = next((i for i, h in enumerate(grid.header) if _CLOCK.match(words(h))), None)
+    if step is None and clock is not None:
+        moments = {t: n for n, t in enumerate(dict.fromkeys(grid.rows[i][clock] for i in rows))}
+        steps = np.array([moments[grid.rows[i][clock]] for i in rows])
     if ids.min() < 0 or ids.max() > 1 << 16:
         return
     keys, place = np.unique(np.stack([steps, layers]), axis=1, return_inverse=True)
+    check_cells(keys.shape[1], int(ids.max()) + 1)
     matrix = np.zeros((keys.shape[1], int(ids.max()) + 1), np.int64)
     np.add.at(matrix, (place.reshape(-1), ids), np.asarray(values).astype(np.int64))
-    axis, name = naming
     what = "combined" if is_combined(name) else "routed"
     if not matrix.any() and what == "routed":
+        out.rows += len(rows)
         out.problem("input.dirty_table", f"every count is zero ({len(rows)} rows)", where="all rows",
                     lost=len(rows), values={"dirty_rows": len(rows)})  # fmt: skip
         return
     out.add_columns("counts", {"step": keys[0], "layer": keys[1], "tokens": matrix}, source=source.path,
                     rows=len(matrix), axis=axis, what=what, name=name, layout="csv long",
-                    labelled=step is not None)  # fmt: skip
+                    labelled=step is not None, rows_are_ranks=by_sender)  # fmt: skip
 
 
 def _whole(row: tuple[str, ...], column: int | None) -> int | None:
@@ -242,6 +285,7 @@ class _Cells:
             kinds.setdefault(fault[2].split(" (")[0] if fault[1] is not None else "ragged", []).append(fault)
         if not self.kept():
             self.out.notes.append("a table of counts without a sound row")
+            self.out.rows += len(self.faults)
         for kind, items in kinds.items():
             if kind == "ragged" and self.grid.ragged:
                 continue  # the container of the tables names these

@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+from moexray.core.errors import LimitError
 
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Facts", "batch_facts", "labels", "layer_ids"]
+__all__ = ["Facts", "batch_facts", "check_cells", "labels", "layer_ids"]
+
+MAX_CELLS = 32 << 20  # numbers in one array that is laid out here: 256 MiB
+
+
+def check_cells(*shape: int) -> None:
+    """Refuses labels so thin that their array would not fit into memory.
+
+    Raises:
+        LimitError: more than MAX_CELLS numbers.
+    """
+    if math.prod(shape) > MAX_CELLS:
+        sides = " x ".join(map(str, shape))
+        raise LimitError(f"its counts would fill an array of {sides}", hint="give fewer steps at once")
+
 
 
 @dataclass(slots=True)
@@ -40,7 +57,7 @@ class Facts:
 def batch_facts(facts: Facts) -> dict[str, Any]:
     """The facts that a batch carries as attributes."""
     keys = ("ep_size", "top_k", "tokens", "tokens_per_step", "num_experts", "slots_per_rank", "rank",
-            "dp_size", "tp_size", "window_size", "expert_bytes")
+            "dp_size", "tp_size", "window_size", "expert_bytes", "bytes_per_token")
     known = {k: facts.numbers[k] for k in keys if k in facts.numbers}
     return {k: int(v) if v.is_integer() else v for k, v in known.items()} | facts.extra
 

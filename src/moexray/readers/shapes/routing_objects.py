@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
 from moexray.readers.shapes.routing_arrays import take_arrays
-from moexray.readers.shapes.routing_facts import Facts
+from moexray.readers.shapes.routing_facts import Facts, check_cells
 from moexray.readers.shapes.routing_records import take_records
 from moexray.readers.shapes.routing_values import numbers_of, texts_of, to_array
 from moexray.readers.shapes.routing_words import config_key, role_of, words
@@ -31,8 +31,10 @@ _LAYER_NAME = lazy(
     r"(?:[._ -](?:mlp|moe|experts?|router|gate|counts?|ffn).*)?$",
     re.IGNORECASE,
 )
+_RANK_NAME = lazy(r"^(?:ep[_ -]?)?(?:rank|gpu|device)[_ -]?(\d+)$", re.IGNORECASE)
 _ITER_LAYER = lazy(r"^(\d+)_(\d+)$")
 _NESTED = ("config", "meta", "metadata", "meta_info", "params", "args", "info", "model_config", "parallel")
+_SIZES = ("top_k", "ep_size", "dp_size", "tp_size", "num_experts", "num_physical", "num_redundant")
 _CONFIG_PROOF = {"top_k", "num_experts", "ep_size", "num_redundant", "bytes_per_token", "expert_bytes"}
 
 
@@ -55,10 +57,6 @@ def take_document(document: Any, layout: str, source: Source, out: Reading) -> b
     if not isinstance(document, dict):
         return False
     facts.numbers, facts.extra = numbers_of(document), texts_of(document)
-    for key in _NESTED:
-        if isinstance(document.get(key), dict):
-            facts.numbers = numbers_of(document[key]) | facts.numbers
-            facts.extra = texts_of(document[key]) | facts.extra
     return _take_dict(document, facts, source, out) or _config(document, facts, out)
 
 
@@ -66,11 +64,15 @@ def _take_dict(document: dict[Any, Any], facts: Facts, source: Source, out: Read
     import numpy as np
 
     arrays: dict[str, np.ndarray] = {}
+    _beside(document, facts)
     taken = _by_layer(document, facts, source, out)
     for key, value in document.items():
         name = str(key)
         if isinstance(value, dict):
-            if role_of(name) in ("counts", "placement", "topk", "logits"):
+            if role_of(name) == "placement" and (slots := _of_ranks(value)):
+                facts.numbers.setdefault("ep_size", float(len(value)))
+                arrays[name] = np.array([slots], np.int64)
+            elif role_of(name) in ("counts", "placement", "topk", "logits"):
                 taken |= _by_layer(value, facts, source, out, name)
             elif any(isinstance(v, dict | list | tuple | np.ndarray) for v in value.values()):
                 inner = Facts(numbers_of(value) | facts.numbers, layout=facts.layout,
@@ -87,6 +89,19 @@ def _take_dict(document: dict[Any, Any], facts: Facts, source: Source, out: Read
         _ring(arrays, document, facts, out)
         taken |= take_arrays(arrays, facts, source, out)
     return taken
+
+
+def _beside(document: dict[Any, Any], facts: Facts) -> None:
+    """Numbers of the configurations that lie beside the data: by their name, or dicts of scalars only."""
+    for key, value in document.items():
+        if not isinstance(value, dict):
+            continue
+        if words(str(key)) in _NESTED:
+            facts.numbers = numbers_of(value) | facts.numbers
+            facts.extra = texts_of(value) | facts.extra
+        elif not any(isinstance(v, dict | list | tuple) or hasattr(v, "ndim") for v in value.values()):
+            sizes = {k: v for k, v in numbers_of(value).items() if k in _SIZES}
+            facts.numbers = sizes | facts.numbers
 
 
 def _ring(arrays: dict[str, np.ndarray], document: dict[Any, Any], facts: Facts, out: Reading) -> None:
@@ -126,6 +141,7 @@ def _by_layer(
     width = max(len(a) for a in cells.values())
     cells = {k: a for k, a in cells.items() if len(a) == width}
     steps, layers = sorted({s for s, _ in cells}), sorted({y for _, y in cells})
+    check_cells(len(steps), len(layers), width)
     cube = np.full((len(steps), len(layers), width), np.nan)
     for (step, layer), array in cells.items():
         cube[steps.index(step), layers.index(layer)] = array
@@ -142,6 +158,17 @@ def _by_layer(
         inner.extra["sum_over_ranks"] = True
     name = role_name if role_name and role_of(role_name) == "counts" else "expert_counts"
     return take_arrays({name: cube if ranked else cube[0]}, inner, source, out)
+
+
+def _of_ranks(value: dict[Any, Any]) -> list[int] | None:
+    """{"rank0": [ids], "rank1": [ids]} -> the slots of all ranks one after another."""
+    found = {_RANK_NAME.match(str(k)): v for k, v in value.items()}
+    lists = {int(m[1]): v for m, v in found.items() if m and isinstance(v, list) and v}
+    same = len({len(v) for v in lists.values()}) == 1
+    if len(lists) != len(value) or len(lists) < 2 or not same:
+        return None
+    slots = [x for r in sorted(lists) for x in lists[r]]
+    return slots if all(isinstance(x, int) and not isinstance(x, bool) for x in slots) else None
 
 
 def _vector(value: dict[Any, Any]) -> list[Any] | None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import base64
 import binascii
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from moexray.readers.shapes.routing_arrays import take_arrays
-from moexray.readers.shapes.routing_facts import Facts
+from moexray.readers.shapes.routing_facts import Facts, check_cells
 from moexray.readers.shapes.routing_values import numbers_of, texts_of, to_array
-from moexray.readers.shapes.routing_words import config_key, role_of, words
+from moexray.readers.shapes.routing_words import config_key, count_columns, role_of, words
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,6 +21,10 @@ if TYPE_CHECKING:
 
 __all__ = ["take_records"]
 
+MOST_IDS = 32  # experts per token at most
+MOST_ARMS = 8  # engines or variants in one file
+MAX_ID = 2048  # experts of a layer at most
+_UNITS = ("expert", "rank", "ep_rank", "gpu", "slot", "physical", "logical")
 _TEXT_IDS = ("routed_experts", "routed_experts_b64", "routed_experts_base64")
 
 
@@ -31,6 +36,11 @@ def take_records(records: list[dict[Any, Any]], facts: Facts, source: Source, ou
     if _encoded(records[0]) and (encoded := [r for r in (_encoded(x) for x in records) if r]):
         taken = [_take_encoded(blob, facts, source, out) for blob in encoded]
         return any(taken)
+    records = _named_experts(records)
+    if arms := _arms(records):
+        parts = [take_records(part, replace(facts, numbers=dict(facts.numbers), extra=dict(facts.extra)),
+                              source, out) for part in arms]  # fmt: skip
+        return any(parts)
     names = _array_names(records)
     if not names:
         return _scalars(records, facts, source, out)
@@ -65,6 +75,26 @@ def _array_names(records: list[dict[Any, Any]]) -> list[str]:
             ):  # fmt: skip
                 found[str(key)] = found.get(str(key), 0) + 1
     return [n for n, seen in found.items() if seen >= max(found.values()) / 2]
+
+
+def _named_experts(records: list[dict[Any, Any]]) -> list[dict[Any, Any]]:
+    """Lists under the bare key "experts": chosen ids if short and all different, else counts."""
+    lists = [r["experts"] for r in records if isinstance(r.get("experts"), list)]
+    if 2 * len(lists) <= len(records) or not all(_whole(x) for items in lists for x in items):
+        return records
+    ids = all(len(x) <= MOST_IDS and len(set(x)) == len(x) and max(x, default=0) < MAX_ID for x in lists)
+    name = "topk_ids" if ids and any("token" in words(str(k)) for k in records[0]) else "expert_counts"
+    return [{(name if k == "experts" else k): v for k, v in r.items()} for r in records]
+
+
+def _arms(records: list[dict[Any, Any]]) -> list[list[dict[Any, Any]]] | None:
+    """Records of tokens of several engines in one file, by engine; None if there is only one."""
+    groups: dict[str, list[dict[Any, Any]]] = {}
+    for record in records:
+        if any(role_of(str(k)) in ("topk", "logits") for k in record):
+            texts = texts_of(record)
+            groups.setdefault(str(texts.get("arm") or texts.get("engine") or ""), []).append(record)
+    return list(groups.values()) if 1 < len(groups) <= MOST_ARMS and "" not in groups else None
 
 
 def _column(rows: list[dict[Any, Any]], role: str) -> list[int] | None:
@@ -146,6 +176,7 @@ def _grid(
     step_ids, layer_ids = sorted({s for s, _ in cells}), sorted({y for _, y in cells})
     facts.layers = np.array(layer_ids)
     facts.steps = np.array(step_ids) if steps else None
+    check_cells(len(step_ids), len(layer_ids), len(kept[0][1]))
     where = {s: i for i, s in enumerate(step_ids)}, {y: i for i, y in enumerate(layer_ids)}
     if len(cells) == len(step_ids) * len(layer_ids):
         cube = np.zeros((len(step_ids), len(layer_ids), len(kept[0][1])), kept[0][1].dtype)
@@ -162,10 +193,11 @@ def _scalars(records: list[dict[Any, Any]], facts: Facts, source: Source, out: R
     keys = [k for k in records[-1] if _whole(records[-1][k])]
     columns = {str(k): to_array([r.get(k) for r in records if k in r], str(k), out) for k in keys}
     sound = {k: v for k, v in columns.items() if v is not None}
-    known = {role_of(k) for k in sound}
-    if not {"counts"} & known or len({len(v) for v in sound.values()}) > 1:
+    if not count_columns(sound) or len({len(v) for v in sound.values()}) > 1:
         return False
-    if not any(words(k).startswith(("expert", "rank", "gpu", "slot", "physical", "logical")) for k in sound):
+    units = tuple(k for k in sound if words(k).startswith(_UNITS))
+    by_name = any(role_of(k) == "counts" for k in sound)
+    if not units or not (by_name or any(role_of(k) == "layer" for k in sound)):
         return False
     return take_arrays(sound, facts, source, out)
 
@@ -185,6 +217,7 @@ def _device_lists(records: list[dict[Any, Any]]) -> dict[str, np.ndarray] | None
         return None
     slots = max((len(d) for row in rows for d in row), default=0)
     ranks = max(len(row) for row in rows)
+    check_cells(len(rows), ranks, slots)
     grid = np.full((len(rows), ranks, slots), -1, np.int64)
     for i, row in enumerate(rows):
         for j, experts in enumerate(row):

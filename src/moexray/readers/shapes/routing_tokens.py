@@ -96,16 +96,15 @@ def put_logits(
 
     cube = _layers_tokens(array, facts)
     layers, tokens, experts = cube.shape
-    precision = str(facts.extra.get("precisions", {}).get(name, array.dtype))
     values = np.ascontiguousarray(cube.reshape(layers * tokens, experts).astype(np.float32))
     sound = np.isfinite(values).all(axis=1)
+    precision = str(array.dtype) if array.dtype.itemsize < 4 else _precision(values[sound], str(array.dtype))
     if not sound.all():
         row, column = (int(x) for x in np.argwhere(~np.isfinite(values))[0])
         bad = int((~sound).sum())
         where = f"{name}: row {row}, column {column}"
         out.problem("input.dirty_table", f"{values[row, column]} in {where}; {bad} rows are not used",
                     where=where, lost=bad, values={"row": row, "column": column})  # fmt: skip
-    extra = {k: v for k, v in facts.extra.items() if k != "precisions"}
     more = {"arm": arm} if arm else {}
     near_one = bool(values[sound].size) and bool((values[sound] >= 0).all())
     kind = "probs" if near_one and float(np.median(values[sound].sum(axis=1))) <= 1.01 else "logits"
@@ -117,5 +116,17 @@ def put_logits(
             "values": values[sound],
         },
         source=source.path, rows=int(sound.sum()), kind=kind, precision=precision, name=name,
-        **({k: v for k, v in batch_facts(facts).items() if k != "precisions"} | extra | more),
+        **(batch_facts(facts) | more),
     )  # fmt: skip
+
+
+def _precision(values: np.ndarray, stored: str) -> str:
+    """The precision that the numbers have, which may be less than that of the array they are stored in."""
+    import numpy as np
+
+    if not values.size or not (values != np.floor(values)).any():
+        return stored
+    if not (values.view(np.uint32) & np.uint32(0xFFFF)).any():
+        return "bfloat16"
+    with np.errstate(over="ignore"):
+        return "float16" if np.array_equal(values.astype(np.float16).astype(np.float32), values) else stored

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 from moexray.core.pattern import lazy
 
-__all__ = ["axis_of", "config_key", "is_combined", "role_of", "words"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+__all__ = ["axis_of", "config_key", "count_columns", "is_combined", "role_of", "words"]
 
 _CAMEL = lazy(r"(?<=[a-z0-9])(?=[A-Z])")
 _SPLIT = lazy(r"[^a-z0-9]+")
@@ -28,7 +32,7 @@ _LOAD = _names(
 )
 _UNIT = _names(
     "expert experts exp logical physical rank ranks gpu gpus device ep slot slots layer layers moe router "
-    "routing routed combined"
+    "routing routed combined dispatched returned"
 )
 _LOGITS = _names("logits logit scores probs probabilities prob gating")
 _STEP = _names(
@@ -137,3 +141,10 @@ def axis_of(name: str) -> str | None:
 def is_combined(name: str) -> bool:
     """Whether counts of that name are results that came back, not tokens that were sent."""
     return bool(frozenset(words(name).split("_")) & {"combined", "combine", "returned", "outputs", "merged"})
+
+
+def count_columns(names: Iterable[str]) -> list[str]:
+    """The names of counts in a long table (layer, expert, count); "num_tokens" is one beside a unit."""
+    given = list(names)
+    counted = [n for n in given if role_of(n) == "counts"]
+    return counted or [n for n in given if config_key(n) == "tokens"]
