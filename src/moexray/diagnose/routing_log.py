@@ -36,10 +36,11 @@ def balance_lines(run: Run) -> list[Row]:
 
 
 def wrong_axis_by_version(run: Run, limits: Limits) -> list[Finding]:
-    """Without counts only the version speaks, and only as a hypothesis."""
-    del limits
+    """Without counts only the version speaks, as a hypothesis; a high figure is no symptom."""
     lines = balance_lines(run)
-    if not lines or run.batches("counts") or run.batches("routes"):
+    figures = [value_of(row, "balancedness") or 1.0 for row in lines]
+    alarming = bool(figures) and min(figures) < limits.routing.balancedness
+    if not alarming or run.batches("counts") or run.batches("routes"):
         return []
     for row in (*run.rows("log"), *run.rows("launch")):
         text = str(row.get("text") or "")
