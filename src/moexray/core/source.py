@@ -26,6 +26,7 @@ MAX_RATIO = 200  # decompressed/compressed of real traces is 8-20, of sparse log
 MAX_FILES = 20_000  # files below one folder
 CHUNK = 1 << 20
 SLICE = 1 << 14  # compressed bytes given to zlib at a time
+ZSTD = b"\x28\xb5\x2f\xfd"
 BOMS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16-le"), (b"\xfe\xff", "utf-16-be"))
 
 
@@ -108,7 +109,7 @@ class Source:
         raw = self._raw_head()
         if raw[:2] == b"\x1f\x8b":
             return "gzip"
-        if raw[:4] == b"\x28\xb5\x2f\xfd":
+        if raw[:4] == ZSTD:
             return "zstd"
         return "zip" if raw[:4] in (b"PK\x03\x04", b"PK\x05\x06") else ""
 
@@ -263,21 +264,30 @@ class Source:
             self._note("input.truncated", "the gzip stream ends before its end mark", given)
 
     def _unzstd(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """Inflates frame after frame; damage ends it and is noted with its offset."""
         import zstandard
 
-        engine = zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
-        taken = given = 0
-        try:
-            for raw in pieces:
-                for i in range(0, len(raw), 4096):
-                    piece = engine.decompress(raw[i : i + 4096])
-                    taken += min(4096, len(raw) - i)
-                    given += len(piece)
-                    self._check_ratio(taken, given)
-                    yield piece
-        except zstandard.ZstdError as why:
-            self._note("input.truncated", f"the zstd stream is damaged ({why})", given)
-            return
+        def fresh() -> zstandard.ZstdDecompressionObj:
+            return zstandard.ZstdDecompressor(max_window_size=1 << 27).decompressobj()
+
+        engine, taken, given = fresh(), 0, 0
+        for rest in _slices(pieces, 4096):
+            taken += len(rest)
+            while rest:
+                if engine.eof:
+                    if not rest.startswith(ZSTD[: len(rest)]):
+                        self._note("input.gzip_damaged", "bytes after the last zstd frame", given)
+                        return
+                    engine = fresh()
+                try:
+                    piece = engine.decompress(rest)
+                except zstandard.ZstdError as why:
+                    self._note("input.gzip_damaged", f"the zstd data are damaged ({why})", given)
+                    return
+                given += len(piece)
+                self._check_ratio(taken, given)
+                yield piece
+                rest = engine.unused_data if engine.eof else b""  # noqa: PLW2901
         if not engine.eof:
             self._note("input.truncated", "the zstd stream ends before its end mark", given)
 
@@ -287,11 +297,11 @@ class Source:
             self.problems.append(Problem(id, text, where=where, lost=None, values={"offset": offset}))
 
 
-def _slices(pieces: Iterator[bytes]) -> Iterator[bytes]:
+def _slices(pieces: Iterator[bytes], step: int = SLICE) -> Iterator[bytes]:
     """Small slices: what is lost around damage is at most one of them."""
     for raw in pieces:
-        for i in range(0, len(raw), SLICE):
-            yield raw[i : i + SLICE]
+        for i in range(0, len(raw), step):
+            yield raw[i : i + step]
 
 
 def _salvage(engine: zlib._Decompress, rest: bytes) -> bytes:

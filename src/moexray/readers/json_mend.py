@@ -13,7 +13,7 @@ from typing import Any
 
 from moexray.core.pattern import lazy
 
-__all__ = ["Mended", "Repairs", "mend"]
+__all__ = ["MISSING_WORD", "Mended", "Repairs", "mend"]
 
 MAX_SPAN = 1 << 20  # characters of one value that we try to mend
 MAX_TOKENS = 200_000
@@ -36,6 +36,11 @@ MISSING = frozenset(
     for word in (stem, "-" + stem, "+" + stem)
 ) | {"n/a", "na", "none", "nil", "undefined", "null"}
 BOOLS = {"true": "true", "false": "false"}
+# A missing value where a value stands, in a text that may hold the same words in a string: QUICK.
+WORDS = r"[+-]?(?:[iI]nf(?:inity)?|INF|NaN|nan|NAN|N/A|n/a|None|undefined)(?=[ \t\r\n]*[,}\]])"
+MISSING_WORD = lazy(WORDS)
+BARE = lazy(rf"(?<=[:,\[])([ \t\r\n]*){WORDS}")
+QUICK = 1 << 14  # characters of a record that is mended by replacing its bare words only
 LOOSE_NUMBER = lazy(r"[+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 ESCAPE = lazy(r"\\(?:[\"\\/bfnrt]|u[0-9a-fA-F]{4})|\\|[\x00-\x1f]|\"")
 
@@ -115,6 +120,8 @@ def mend(text: str, start: int, limit: int) -> Mended | None:
     Returns:
         The value, its end and what was repaired; None where it stays unclear or is cut.
     """
+    if limit - start <= QUICK and (quick := _quick(text[start:limit].rstrip(" \t\r\n,"), start)):
+        return quick
     writer = _Writer(Repairs())
     position, tokens = start, 0
     limit = min(limit, start + MAX_SPAN)
@@ -131,6 +138,23 @@ def mend(text: str, start: int, limit: int) -> Mended | None:
     except (_Unclear, ValueError, RecursionError):
         return None
     return Mended(value, position, writer.repairs)
+
+
+def _quick(record: str, start: int) -> Mended | None:
+    """A record whose only fault are bare words for missing values.
+
+    With a string in the place of each word a match inside a string would break the JSON, so that a
+    text which decodes had none.
+    """
+    marked, count = BARE.subn(r'\1""', record)
+    if not count:
+        return None
+    try:
+        json.loads(marked)
+        value = json.loads(BARE.sub(r"\1null", record))
+    except (ValueError, RecursionError):
+        return None
+    return Mended(value, start + len(record), Repairs(tokens=count))
 
 
 class _Writer:

@@ -10,13 +10,18 @@ import re
 from typing import Any
 
 from moexray.core.pattern import lazy
-from moexray.readers.json_mend import Repairs, mend
+from moexray.readers.json_mend import MISSING_WORD, Repairs, mend
 
 __all__ = ["Recovery"]
 
 NEAR = 1 << 16  # a fault this close to the start of a record is mended; farther: go into the record
+WINDOW = 1 << 14  # characters given to the decoder at once: it counts lines up to each fault
+TAIL = 16  # a fault this close to the end of a window may be the window's own
+MOST_UNCLEAR = 50_000  # records with no single reading; damaged ones behind them are not mended
+DAMAGE_COST = 1000  # characters' worth of budget that a damaged record takes
 MAX_LEVELS = 12  # containers that are entered by hand
 SPACE = lazy(r"[ \t\r\n,]*")
+OPENING = lazy(r"[{\[]")
 FIRST_KEY = lazy(r'\{\s*"([^"\\]{1,64})"\s*:')
 
 
@@ -41,6 +46,8 @@ class Recovery:
         self.budget = 20 * len(text) + (1 << 20)  # characters that may be read again
         self.keys: set[str] = set()
         self.jumped = False
+        self.window, self.base = "", 0
+        self.unclear = 0  # records that could not be mended
 
     def documents(self) -> Any:
         """All values at the top level; the value itself if there is one, None if none."""
@@ -80,22 +87,40 @@ class Recovery:
 
     def _opening(self, position: int) -> int | None:
         """The next opening bracket of a document; junk before it is left out."""
-        spots = [p for p in (self.text.find("{", position), self.text.find("[", position)) if p >= 0]
-        return min(spots, default=None)
+        match = OPENING.search(self.text, position)
+        return match.start() if match else None
 
     def _raw(self, position: int) -> tuple[Any, int] | int:
         """(value, end), or how far the sound part reaches."""
-        before = self.constants.count
-        try:
-            return self.decoder.raw_decode(self.text, position)
-        except json.JSONDecodeError as why:
-            far = why.pos
-        except (ValueError, RecursionError):
-            far = position
-            self.budget -= NEAR
+        before, size = self.constants.count, WINDOW
+        while True:
+            self._slide(position, size)
+            start = position - self.base
+            whole = self.base + len(self.window) >= len(self.text)
+            try:
+                value, end = self.decoder.raw_decode(self.window, start)
+                if whole or end < len(self.window):
+                    return value, end + self.base
+            except json.JSONDecodeError as why:
+                if whole or (why.pos < len(self.window) - TAIL and not why.msg.startswith("Unterminated")):
+                    far = why.pos + self.base
+                    break
+            except (ValueError, RecursionError):
+                far = position
+                self.budget -= NEAR
+                break
+            self.constants.count = before
+            self.budget -= len(self.window) - start
+            size = 8 * size if self.budget > 0 else len(self.text)
         self.constants.count = before
         self.budget -= far - position
         return far
+
+    def _slide(self, position: int, size: int) -> None:
+        """Cuts a window of the text, unless the last one holds that much behind the place."""
+        reach = min(len(self.text), position + size // 2 if size == WINDOW else position + size)
+        if position < self.base or reach > self.base + len(self.window) or len(self.window) > 2 * size:
+            self.window, self.base = self.text[position : position + size], position
 
     def _value(self, position: int, level: int) -> tuple[Any, int]:
         """The value at the place, as far as it can be read."""
@@ -111,7 +136,11 @@ class Recovery:
         if enter_it:
             enter = self._object if mark == "{" else self._array
             return enter(position + 1, level + 1)
-        mended = mend(self.text, position, len(self.text))
+        if word := MISSING_WORD.match(self.text, position):
+            self.repairs.tokens += 1
+            return None, word.end()
+        self.budget -= DAMAGE_COST // 10
+        mended = mend(self.text, position, len(self.text)) if self.budget > 0 else None
         if mended is None:
             self._lose(len(self.text))
             return None, len(self.text)
@@ -171,7 +200,10 @@ class Recovery:
         """Handles a damaged element; returns where to go on."""
         text = self.text
         limit = self._next_record(position, found)
-        mended = mend(text, position, limit) if far - position < NEAR else None
+        near = far - position < NEAR and self.unclear <= MOST_UNCLEAR
+        mended = mend(text, position, limit) if near else None
+        self.unclear += mended is None
+        self.budget -= DAMAGE_COST if mended is None else DAMAGE_COST // 4
         if mended is not None:
             self.repairs.add(mended.repairs)
             self.repairs.name(len(found), mended.value)
@@ -203,7 +235,9 @@ class Recovery:
             return len(self.text)
         words = "|".join(re.escape(k) for k in sorted(keys))
         match = re.compile(rf'\{{\s*"(?:{words})"\s*:').search(self.text, position + 1)
-        return match.start() if match else len(self.text)
+        limit = match.start() if match else len(self.text)
+        self.budget -= limit - position
+        return limit
 
     def _end(self, kind: str) -> None:
         if self.repairs.end != "record":

@@ -116,6 +116,7 @@ class _Reader:
         self.facts: dict[str, Any] = {}
         self.array = self.is_trace = False
         self.encoding = "utf-8"
+        self.bom = False
 
     def take(self, kind: str, data: memoryview) -> None:
         """Takes the head, a chunk of events, or the last chunk with the tail."""
@@ -142,6 +143,8 @@ class _Reader:
         if data == b"[":
             self.array = True
             return
+        if data.startswith(b"\xef\xbb\xbf"):
+            self.bom = True
         document = decode_document(data.removeprefix(b"\xef\xbb\xbf") + b"]}")
         if document is None:
             document = self._mended(data + b"]}", list_expected=False)
@@ -217,6 +220,9 @@ class _Reader:
             raise ReadError("a trace without any event", where=source.path, hint="check the recording")
         out.reader = "kineto"
         self.repairs.records = columns.events
+        if self.bom:
+            out.problem("input.encoding", "the text is utf-8-sig, not plain UTF-8; it was read as such",
+                        values={"encoding": "utf-8-sig"})  # fmt: skip
         report(self.repairs, out, end_mark_optional=self.array)
         rank = _rank(self.facts, source)
         dropped = fill(columns, self.facts, rank, source, out)

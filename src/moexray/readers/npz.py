@@ -7,12 +7,10 @@ import struct
 import zlib
 from typing import TYPE_CHECKING, Any
 
-from moexray.core.errors import LimitError, ReadError
-from moexray.core.source import MAX_LOAD_BYTES
+from moexray.core.errors import ReadError
+from moexray.readers.zip_file import members
 
 if TYPE_CHECKING:
-    import zipfile
-
     import numpy as np
 
     from moexray.core.run import Reading
@@ -53,7 +51,12 @@ def read(source: Source, out: Reading) -> None:
 
     data = source.data()
     if data.startswith(MAGIC):
-        bare = _array(data, "the array", source)
+        try:
+            bare = _array(data, "the array", source)
+        except ReadError as why:
+            if "EOF" in why.what or "truncated" in why.what:
+                out.problem("input.truncated", why.what, lost=None)
+            raise
         arrays = {"array": bare}
         taken = take_document(bare, "npy", source, out)
     else:
@@ -69,33 +72,15 @@ def read(source: Source, out: Reading) -> None:
 
 
 def _members(data: bytes, source: Source, out: Reading) -> dict[str, Any]:
-    import zipfile
-
     arrays: dict[str, Any] = {}
-    total = 0
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            for info in archive.infolist():
-                total += info.file_size
-                _check_size(info, total, source)
-                name = info.filename.removesuffix(".npy")
-                try:
-                    arrays[name] = _array(archive.read(info), name, source)
-                except _damage() as why:
-                    text = f"array {name} cannot be read ({why.what if isinstance(why, ReadError) else why})"
-                    out.problem("input.truncated", text, where=name, lost=None)
-    except LimitError:
-        raise
-    except _damage() as why:
-        text = f"the zip archive is damaged ({why})"
-        raise ReadError(text, where=source.path, hint="copy it again") from why
+    for name, content, damage in members(data, source.path):
+        name = name.removesuffix(".npy")  # noqa: PLW2901
+        try:
+            arrays[name] = _array(content or b"", name, source)
+        except ReadError as why:
+            said = damage or why.what
+            out.problem("input.truncated", f"{name} cannot be read ({said})", where=name, lost=None)
     return arrays
-
-
-def _check_size(info: zipfile.ZipInfo, total: int, source: Source) -> None:
-    if total > MAX_LOAD_BYTES or info.file_size > 1000 * max(info.compress_size, 1) + (256 << 20):
-        text = f"its arrays pass {MAX_LOAD_BYTES >> 20} MiB"
-        raise LimitError(text, where=source.path, hint="save fewer steps or layers")
 
 
 def _array(data: bytes, name: str, source: Source) -> np.ndarray:

@@ -21,6 +21,11 @@ if TYPE_CHECKING:
 
 __all__ = ["read_any", "read_sources"]
 
+BINARY = ("torch", "npz", "nsys", "safetensors", "pickle")
+FOREIGN = (".png", ".jpg", ".jpeg", ".gif", ".pdf", ".zip", ".html", ".xlsx", ".docx", ".exe", ".so", ".mp4")
+MINOR = ("input.encoding", "input.json_repaired", "input.dialect", "input.missing_values")
+REASON = 240  # characters of the reason why a file is skipped
+
 MAGIC = (
     (b"\x89PNG", "an image (PNG)"),
     (b"\xff\xd8\xff", "an image (JPEG)"),
@@ -76,7 +81,7 @@ def read_sources(
         reading, reason = read_one(source)
         readings.append((source.path, reading))
         if reason:
-            left_out.append(Skipped(source.path, reason))
+            left_out.append(Skipped(source.path, " ".join(reason.split())[:REASON]))
         source.release()
     return build_run(readings, left_out)
 
@@ -98,6 +103,9 @@ def read_one(source: Source) -> tuple[Reading, str]:
         reader.read(source, out)
         _check_name(source, reader, out)
     except EmptyError:
+        if source.problems:  # damaged before its first byte, not empty
+            out.problems.extend(source.problems)
+            return out, f"nothing of it can be used: {source.problems[0].text}"
         out.problem("input.empty", "the file holds nothing", lost=None)
         return out, "empty: it holds nothing"
     except UnsafeError as why:
@@ -115,6 +123,8 @@ def read_one(source: Source) -> tuple[Reading, str]:
         out.problem("input.unreadable", f"a reader failed on it ({type(why).__name__}: {why})", lost=None)
         return out, f"the {out.reader} reader failed on it ({type(why).__name__}); please report this"
     finally:
+        if not out.rows:  # of a file that gives nothing only the reason is told
+            out.problems[:] = [p for p in out.problems if p.id not in MINOR]
         if collecting:
             gc.enable()
     out.problems.extend(source.problems)
@@ -161,10 +171,12 @@ def _check_name(source: Source, reader: Reader, out: Reading) -> None:
                 out.problem("input.name_mismatch", text, values={"expected": kind})
         elif source.compression == kind and out.rows and "." in name:
             out.problem("input.name_mismatch", f"the content is {kind}, the name does not say so")
-    claimed = next((r for r in READERS for s in r.suffixes if stem.endswith(s)), None)
-    loose = {"text", "csv", reader.name}  # tables and logs share endings
-    if claimed and out.rows and claimed.name not in loose:
-        out.problem("input.name_mismatch", f"the name says {claimed.name}, the content is {reader.name}")
+    claimed = next((r.name for r in READERS for s in r.suffixes if stem.endswith(s)), None)
+    claimed = claimed or next((e[1:] for e in FOREIGN if stem.endswith(e)), None)
+    shared = {"text"} if reader.name not in BINARY else set()  # any text may be called .log or .txt
+    shared |= {"csv", "text"} if reader.name in ("csv", "text") else set()
+    if claimed and out.rows and claimed not in (reader.name, *shared):
+        out.problem("input.name_mismatch", f"the name says {claimed}, the content is {reader.name}")
 
 
 def _members(
@@ -181,11 +193,10 @@ def _members(
             yield source
             continue
         import tarfile
-        import zipfile
 
-        damage = (tarfile.TarError, zipfile.BadZipFile, ReadError, NotImplementedError, RuntimeError)
+        damage = (tarfile.TarError, ReadError, NotImplementedError, RuntimeError)
         try:
-            yield from _unzip(source) if kind == "zip" else _untar(source)
+            yield from _unzip(source, skipped, readings) if kind == "zip" else _untar(source)
         except damage as why:
             reading = Reading(kind)
             reading.problem("input.truncated", f"the {kind} archive is damaged ({why})", lost=None)
@@ -197,8 +208,21 @@ def _archive(source: Source) -> str:
     """"zip", "tar" (compressed or not), or "" for an artefact itself."""
     if source.head[257:265] in (b"ustar\x0000", b"ustar  \0"):
         return "tar"
-    zipped = source.compression == "zip" and not any(r.sniff(source.head) for r in READERS)
-    return "zip" if zipped else ""
+    if source.compression != "zip":
+        return ""
+    reader = next((r for r in READERS if r.sniff(source.head)), None)
+    mixed = reader is not None and reader.name == "npz" and not _only_arrays(source)
+    return "zip" if reader is None or mixed else ""
+
+
+def _only_arrays(source: Source) -> bool:
+    import zipfile
+
+    try:
+        with zipfile.ZipFile(io.BytesIO(source.data())) as archive:
+            return all(name.endswith(".npy") for name in archive.namelist())
+    except (zipfile.BadZipFile, ValueError, OSError, NotImplementedError):
+        return True  # cut: the npz reader says what is left
 
 
 def _untar(source: Source) -> Iterator[Source]:
@@ -216,17 +240,20 @@ def _untar(source: Source) -> Iterator[Source]:
                 yield member
 
 
-def _unzip(source: Source) -> Iterator[Source]:
-    import zipfile
+def _unzip(source: Source, skipped: list[Skipped], readings: list[tuple[str, Reading]]) -> Iterator[Source]:
+    """The files in a zip; a damaged one is told, the others are used."""
+    from moexray.readers.zip_file import members
 
-    total = 0
-    with zipfile.ZipFile(io.BytesIO(source.data())) as archive:
-        for info in archive.infolist():
-            if info.is_dir():
-                continue
-            total += info.file_size
-            if total > MAX_LOAD_BYTES or info.file_size > 200 * max(info.compress_size, 1) + (64 << 20):
-                raise LimitError(f"the archive expands past {MAX_LOAD_BYTES >> 20} MiB", where=source.path)
-            member = Source(f"{source.path}/{info.filename}", content=archive.read(info))
-            member.problems += [Problem(p.id, p.text, p.where) for p in source.problems]
-            yield member
+    for name, content, damage in members(source.data(), source.path):
+        path = f"{source.path}/{name}"
+        said = f"{name} is damaged in the zip archive ({damage})"
+        if content is None:
+            reading = Reading("zip")
+            reading.problem("input.truncated", said, lost=None)
+            readings.append((path, reading))
+            skipped.append(Skipped(path, said))
+            continue
+        member = Source(path, content=content)
+        member.problems += [Problem("input.truncated", said, lost=None)] if damage else []
+        member.problems += [Problem(p.id, p.text, p.where) for p in source.problems]
+        yield member

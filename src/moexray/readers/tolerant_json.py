@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["load", "parse", "report", "to_text"]
 
 MAX_OBJECTS_BYTES = 768 << 20  # what the decoded objects may take (1 GiB in all is the bar)
+STARTS = 20  # lines that tell whether a text is JSON lines
 MAX_MEND_BYTES = 256 << 20  # larger damaged documents are refused: text and bytes are held at once
 LONE = lazy(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
@@ -72,6 +73,8 @@ def parse(text: str) -> tuple[Any, Repairs]:
     fast = _fast(text.encode("utf-8", "replace"))
     if fast is not None:
         return fast[0], Repairs()
+    if "}{" in text and (fast := _fast(text.replace("}{", "}\n{").encode("utf-8", "replace"))):
+        return fast[0], Repairs()  # inside a string the line feed would be no JSON
     clean, lone = LONE.subn(r"\\ufffd", text)
     if (rows := _lines(clean)) is not None:
         document, repairs = rows
@@ -186,18 +189,24 @@ def _check_size(data: bytes, path: str) -> None:
         )
 
 
-def _lines(text: str) -> tuple[list[Any], Repairs] | None:
-    """JSON lines with damaged lines; None if the first line is no whole document."""
-    lines = text.splitlines()
-    first = next((x for x in lines[:20] if x.strip()), "")
-    if len(lines) < 2 or first.lstrip()[:1] not in ("{", "["):
-        return None
+def _stands_alone(line: str) -> bool:
+    """Whether a line is a whole document, damaged or not."""
+    if line.lstrip()[:1] not in ("{", "["):
+        return False
     try:
-        json.loads(first)
+        json.loads(line)
     except (ValueError, RecursionError):
-        mended = mend(first, len(first) - len(first.lstrip()), len(first))
-        if mended is None or first[mended.end :].strip(" \t,"):
-            return None
+        mended = mend(line, len(line) - len(line.lstrip()), len(line))
+        return mended is not None and not line[mended.end :].strip(" \t,")
+    return True
+
+
+def _lines(text: str) -> tuple[list[Any], Repairs] | None:
+    """JSON lines with damaged lines; None if most of the first lines are no whole documents."""
+    lines = text.splitlines()
+    starts = [x for x in lines[:STARTS] if x.strip()]
+    if len(lines) < 2 or not starts or sum(map(_stands_alone, starts)) * 2 < len(starts):
+        return None
     filled = [(i, x.strip()) for i, x in enumerate(lines, 1) if x.strip()]
     if sum(x[:1] in "{[" for _, x in filled) < 0.5 * len(filled):
         return None

@@ -13,7 +13,9 @@ from moexray.core.errors import MoexrayError
 from moexray.core.finding import SEVERITIES
 from moexray.core.limits.load import load_limits
 from moexray.diagnose.engine import Diagnosis, diagnose
+from moexray.faces.cli.say import say
 from moexray.faces.cli.screen import as_markdown, as_text
+from moexray.faces.plain import visible
 from moexray.readers.read_any import read_any
 
 __all__ = ["command"]
@@ -61,16 +63,16 @@ def command(
             page = render(document, link_base=_link_base(paths, report))
             _write(report, page)
     except MoexrayError as why:
-        click.echo(f"error: {why}", err=True)
+        say(f"error: {why}", err=True)
         sys.exit(2)
     except BrokenPipeError:
         sys.exit(0)
     for failure in result.failures:
-        click.echo(f"warning: {failure}", err=True)
+        say(f"warning: {failure}", err=True)
     if form == "json":
-        click.echo(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
+        say(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        click.echo((as_text if form == "text" else as_markdown)(document, whole=flags["whole"]))
+        say((as_text if form == "text" else as_markdown)(document, whole=flags["whole"]))
     sys.exit(_exit_code(result, fail_on))
 
 
@@ -100,9 +102,9 @@ def _exit_code(result: Diagnosis, fail_on: str) -> int:
 
 
 def _stop(what: str, hint: str) -> None:
-    click.echo(f"error: {what}\n  try:   {hint}", err=True)
+    say(f"error: {what}\n  try:   {hint}", err=True)
     sys.exit(2)
 
 
 def _progress(name: str) -> None:
-    click.echo(f"\r\x1b[Kreading {name[-70:]}", nl=False, err=True)
+    click.echo(f"\r\x1b[Kreading {visible(name)[-70:]}", nl=False, err=True)

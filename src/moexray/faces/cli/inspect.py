@@ -12,6 +12,7 @@ import click
 
 from moexray.core.errors import MoexrayError
 from moexray.core.tables import TABLES
+from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted, human
 from moexray.readers.read_any import read_any
 
@@ -36,7 +37,7 @@ def command(paths: tuple[str, ...], form: str, save: Path | None, *, force: bool
     """What was read from PATH into which tables: row counts and time spans."""
     for path in paths:
         if path != "-" and not Path(path).exists():
-            click.echo(f"error: {path} does not exist\n  try:   check the path", err=True)
+            say(f"error: {path} does not exist\n  try:   check the path", err=True)
             sys.exit(2)
     try:
         run = read_any(paths)
@@ -45,17 +46,17 @@ def command(paths: tuple[str, ...], form: str, save: Path | None, *, force: bool
 
             save_run(run, save, force=force)
     except MoexrayError as why:
-        click.echo(f"error: {why}", err=True)
+        say(f"error: {why}", err=True)
         sys.exit(2)
     tables = list(describe(run))
     if form == "json":
         files = [asdict(i) for i in run.inputs]
         skipped = [asdict(s) for s in run.skipped]
-        click.echo(json.dumps({"tables": tables, "inputs": files, "skipped": skipped}, indent=1))
+        say(json.dumps({"tables": tables, "inputs": files, "skipped": skipped}, indent=1))
     else:
         _print(run, tables)
     if not run.inputs:
-        click.echo("error: nothing in what was given could be used\n"
+        say("error: nothing in what was given could be used\n"
                    "  try:   docs/capture.md says what can be read and how to take it", err=True)
     sys.exit(0 if run.inputs else 2)
 
@@ -91,15 +92,15 @@ def _print(run: Run, tables: list[dict[str, Any]]) -> None:
     for t in tables:
         span = f", spans {human(t['span_s'], 's')}" if t["span_s"] else ""
         rows, files = counted(t["rows"], "row"), counted(t["files"], "file")
-        click.echo(f"{t['table']:<{width}}  {rows:>13} from {files}{span}")
-        click.echo(f"{'':<{width}}  {t['doc'].split('. ')[0].split(': ')[0].rstrip('.')}")
+        say(f"{t['table']:<{width}}  {rows:>13} from {files}{span}")
+        say(f"{'':<{width}}  {t['doc'].split('. ')[0].split(': ')[0].rstrip('.')}")
     if tables:
-        click.echo("")
+        say("")
     for i in run.inputs:
-        click.echo(f"read     {i.path}  ({i.reader}, {counted(i.rows, 'record')})")
+        say(f"read     {i.path}  ({i.reader}, {counted(i.rows, 'record')})")
         for note in i.notes:
-            click.echo(f"         {note}")
+            say(f"         {note}")
     for s in run.skipped:
-        click.echo(f"skipped  {s.path}: {s.reason}")
+        say(f"skipped  {s.path}: {s.reason}")
     for path, p in run.problems:
-        click.echo(f"note     {path}: {p.id}: {p.text}")
+        say(f"note     {path}: {p.id}: {p.text}")

@@ -10,6 +10,7 @@ from typing import Any
 import click
 
 from moexray import __version__
+from moexray.faces.cli.say import say
 
 __all__ = ["COMMANDS", "main", "run"]
 
@@ -58,6 +59,6 @@ def run() -> None:
     except Exception as why:  # the edge; MOEXRAY_TRACEBACK=1 shows where
         if os.environ.get("MOEXRAY_TRACEBACK"):
             raise
-        click.echo(f"error: moexray failed ({type(why).__name__}: {why})", err=True)
-        click.echo("  try:   MOEXRAY_TRACEBACK=1 shows where; please report it with that", err=True)
+        say(f"error: moexray failed ({type(why).__name__}: {why})", err=True)
+        say("  try:   MOEXRAY_TRACEBACK=1 shows where; please report it with that", err=True)
         sys.exit(2)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError
+from moexray.faces.cli.say import say
 from moexray.faces.numbers import human
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def command(paths: tuple[str, ...], requests: tuple[float, ...], form: str) -> N
     """
     for path in paths:
         if path != "-" and not Path(path).exists():
-            click.echo(f"error: {path} does not exist\n  try:   check the path", err=True)
+            say(f"error: {path} does not exist\n  try:   check the path", err=True)
             sys.exit(2)
     from moexray.analyse.snapshot import shots
     from moexray.readers.read_any import read_any
@@ -47,20 +48,20 @@ def command(paths: tuple[str, ...], requests: tuple[float, ...], form: str) -> N
     try:
         run = read_any(paths)
     except MoexrayError as why:
-        click.echo(f"error: {why}", err=True)
+        say(f"error: {why}", err=True)
         sys.exit(2)
     found = shots(run)
     if not found:
         reasons = "; ".join(f"{s.path}: {s.reason}" for s in run.skipped[:3]) or "none in what was given"
-        click.echo(f"error: no allocator snapshot ({reasons})", err=True)
-        click.echo("  try:   torch.cuda.memory._dump_snapshot(); see docs/capture.md", err=True)
+        say(f"error: no allocator snapshot ({reasons})", err=True)
+        say("  try:   torch.cuda.memory._dump_snapshot(); see docs/capture.md", err=True)
         sys.exit(2)
     sizes = tuple(int(g * (1 << 30)) for g in requests) or SIZES
     documents = [describe(shot, sizes) for shot in found]
     if form == "json":
-        click.echo(json.dumps(documents, indent=1))
+        say(json.dumps(documents, indent=1))
     else:
-        click.echo("\n\n".join(_text(d) for d in documents))
+        say("\n\n".join(_text(d) for d in documents))
 
 
 def describe(shot: Shot, sizes: tuple[int, ...]) -> dict[str, Any]:

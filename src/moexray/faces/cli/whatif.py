@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
+from moexray.faces.cli.say import say
 from moexray.faces.numbers import human
 
 if TYPE_CHECKING:
@@ -60,7 +61,7 @@ def memory(
     """
     for path in paths:
         if path != "-" and not Path(path).exists():
-            click.echo(f"error: {path} does not exist\n  try:   check the path", err=True)
+            say(f"error: {path} does not exist\n  try:   check the path", err=True)
             sys.exit(2)
     from moexray.readers.read_any import read_any
     from moexray.whatif import allocator as whatif
@@ -73,10 +74,10 @@ def memory(
         forbidden = _forbidden(run, cases[0].recording, engine=engine, tp=tp, sleep_mode=sleep_mode)
         advice = whatif.advise(cases, trials, forbidden)
     except MoexrayError as why:
-        click.echo(f"error: {why}", err=True)
+        say(f"error: {why}", err=True)
         sys.exit(2)
     render = _json if form == "json" else _text
-    click.echo(render(cases, trials, advice))
+    say(render(cases, trials, advice))
 
 
 def _parse(confs: tuple[str, ...]) -> list[Settings]:

@@ -11,15 +11,10 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-from moexray.core.pattern import lazy
+from moexray.faces.plain import visible
 
 __all__ = ["Folded", "clean", "fold", "hash_source", "relative_href", "script_json", "short_id"]
 
-# C0 and C1 controls except tab and newline, line separators, bidirectional overrides (they make
-# text read otherwise than it is stored), byte order mark, and lone surrogates (not encodable).
-_UNSAFE = lazy(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]"
-)
 _FOLD_AT = 480
 _KEEP_AT_MOST = 20_000
 _SCRIPT_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in ("<", ">", "&", "'", "\u2028", "\u2029")}
@@ -53,7 +48,7 @@ def clean(value: object) -> str:
     except ValueError:  # an integer of more digits than Python is willing to print
         text = "(number too long to print)"
     text = text.replace("\r\n", "\n")
-    return _UNSAFE.sub(lambda hit: f"\\u{ord(hit.group()):04x}", text)
+    return visible(text)
 
 
 def fold(value: object, at: int = _FOLD_AT) -> Folded:

@@ -34,7 +34,7 @@ QUERY = lazy(
 )
 DEVICE = lazy(r"PyTorch CUDA memory summary, device ID (\d+)")
 COUNTS = lazy(r"CUDA OOMs:\s*(\d+).*?cuda(?:Malloc retries| retries):\s*(\d+)", re.IGNORECASE)
-USAGE = lazy(r"\|\s*([A-Z][\w -]+?)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|\s*(\d+)\s*([KMGT]?i?B|)\s*\|")
+USAGE = lazy(r"\|\s*([A-Z][\w -]+?)\s*\|\s*(\d+)\s*((?:[KMGT]i?)?B|)\s*\|\s*(\d+)\s*((?:[KMGT]i?)?B|)\s*\|")
 SUMMARY_ROWS = {
     "allocated memory": ("allocated_bytes", "allocated_peak_bytes"), "active memory": ("active_bytes", None),
     "gpu reserved memory": ("reserved_bytes", "reserved_peak_bytes"),
