@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import polars as pl
 import pytest
 
 from moexray.core.errors import ReadError, UsageError
@@ -44,6 +45,24 @@ def test_a_damaged_or_missing_run_is_a_clear_error(run, tmp_path):
     save(run, tmp_path)
     (tmp_path / "log-rows.parquet").write_bytes(b"nonsense")
     with pytest.raises(ReadError, match="damaged"):
+        load(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["..", "*", "../x/log-rows.parquet", "/etc/passwd", "log-rows.parquet/.."])
+def test_a_manifest_cannot_lead_out_of_its_folder(run, tmp_path, name):
+    save(run, tmp_path)
+    text = (tmp_path / "manifest.json").read_text().replace("log-rows.parquet", name)
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.raises(ReadError, match="damaged"):
+        load(tmp_path)
+
+
+def test_a_bomb_of_a_table_is_refused(run, tmp_path):
+    save(run, tmp_path)
+    pl.DataFrame({"kind": pl.repeat(None, 60_000_000, dtype=pl.String, eager=True)}).write_parquet(
+        tmp_path / "log-rows.parquet"
+    )
+    with pytest.raises(ReadError, match="expand"):
         load(tmp_path)
 
 

@@ -7,12 +7,13 @@ Columns of kind object are JSON text. What was saved loads to an equal Run.
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import ReadError, UsageError
 from moexray.core.run import Batch, Input, Row, Run, Skipped
-from moexray.core.source import Problem
+from moexray.core.source import MAX_LOAD_BYTES, Problem
 from moexray.core.tables import TABLES
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ __all__ = ["SCHEMA", "is_saved", "load", "save"]
 
 SCHEMA = "moexray.run/1"
 MANIFEST = "manifest.json"
+MAX_MANIFEST_BYTES = 64 << 20
 _TABLES: dict[str, Table] = {t.name: t for t in TABLES}
 
 
@@ -77,7 +79,8 @@ def is_saved(folder: Path) -> bool:
     if not file.is_file():
         return False
     try:
-        return f'"schema": "{SCHEMA}"' in file.read_text(encoding="utf-8", errors="replace")[:200]
+        with file.open("rb") as handle:
+            return f'"schema": "{SCHEMA}"'.encode() in handle.read(200)
     except OSError:
         return False
 
@@ -93,12 +96,17 @@ def load(folder: Path) -> Run:
     if not is_saved(folder):
         raise ReadError("no saved run is here", where=str(folder), hint="moexray inspect PATH --save DIR")
     try:
+        _within((folder / MANIFEST).stat().st_size, MAX_MANIFEST_BYTES)
         manifest = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
+        taken = 0
         tables: dict[str, tuple[Row, ...]] = {}
         arrays: dict[str, list[Batch]] = {}
         for part in manifest["parts"]:
             name = part["table"]
-            frame = pl.read_parquet(folder / str(part["file"]).rsplit("/", 1)[-1])
+            file = _part(folder, str(part["file"]), name)
+            taken += _expanded(file)
+            _within(taken, MAX_LOAD_BYTES)
+            frame = pl.read_parquet(file, glob=False)
             if part["kind"] == "rows":
                 objects = [c.name for c in _TABLES[name].columns if c.kind == "object"]
                 tables[name] = tuple(_unpack(row, objects) for row in frame.to_dicts())
@@ -114,6 +122,28 @@ def load(folder: Path) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as why:
         raise ReadError(f"the saved run is damaged ({why})", where=str(folder), hint="save it again") from why
+
+
+def _within(size: int, limit: int) -> None:
+    if size > limit:
+        raise ValueError(f"it expands past {limit >> 20} MiB")
+
+
+def _part(folder: Path, file: str, table: str) -> Path:
+    """The Parquet file of a part: a regular file of this folder under the name that `save` gives."""
+    path = folder / file
+    if not re.fullmatch(rf"{re.escape(table)}-(?:rows|\d+)\.parquet", file) or not path.is_file():
+        raise ValueError(f"{file!r} is no part of it")
+    return path
+
+
+def _expanded(file: Path) -> int:
+    """Bytes that a Parquet file takes in memory, about: its cells at 16 bytes, at least its size."""
+    import polars as pl
+
+    lazy = pl.scan_parquet(file, glob=False)
+    rows = int(lazy.select(pl.len()).collect().item())
+    return max(rows * len(lazy.collect_schema()) * 16, file.stat().st_size)
 
 
 def _unpack(row: Row, objects: list[str]) -> Row:

@@ -123,5 +123,9 @@ def _call(failures: list[str], function: str, *args: Any) -> list[Any]:
 def _quote(f: Finding, *, secrets: bool) -> Finding:
     """Bounds and redacts what is quoted."""
     clean = (lambda text: text) if secrets else redact
-    quoted = tuple(replace(e, text=clean(e.text[:QUOTE_LIMIT])) for e in f.evidence)
-    return replace(f, claim=clean(f.claim), evidence=quoted)
+    quoted = tuple(
+        replace(e, text=clean(e.text[:QUOTE_LIMIT]), where=clean(e.where[:QUOTE_LIMIT])) for e in f.evidence
+    )
+    fixes = tuple(replace(r, action=clean(r.action), caveats=clean(r.caveats)) for r in f.remedies)
+    settle = tuple(clean(s) for s in f.settle_with)
+    return replace(f, claim=clean(f.claim), evidence=quoted, remedies=fixes, settle_with=settle)

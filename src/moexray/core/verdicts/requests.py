@@ -76,7 +76,7 @@ VERDICTS: tuple[Verdict, ...] = (
         decided="Bank conflicts / wavefronts (sums of the launches of one kernel) > 15 %, on a kernel with"
         " >= 5 % of the kernel time of the report. Where the report has ideal wavefronts, they are trusted"
         " more. Without a report, from a stated pattern (stride, width and base of the lanes' accesses): the"
-        " most words that one of the 32 banks of 4 bytes serves at once, and whether the vectors are aligned.",
+        " most words that one of the 32 banks of 4 bytes serves at once, and whether vectors are aligned.",
         refuted="The kernel takes < 5 % of the time, whatever its ratio. It is no cause of a P99 jump.",
         do=("Pad the row by one access width, align vectors to 16 bytes, or swizzle.",),
         needs=("Nsight Compute report (ncu --csv --page raw or details)", "or the access pattern"),
