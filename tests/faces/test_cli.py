@@ -157,3 +157,19 @@ def test_inspect_lists_tables_and_saves_them(tmp_path):
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts(shell):
     assert "_MOEXRAY_COMPLETE" in call("completion", shell).output
+
+
+def test_markdown_passes_on_no_html_links_or_mentions():
+    from moexray.faces.cli.screen import as_markdown
+
+    hostile = "a`<img src=x>`[b](http://c) @all"
+    finding = {
+        "id": "mem.x", "severity": "warn", "confidence": 0.9, "claim": "process <b>x</b> [l](u) @you runs",
+        "evidence": [{"source": hostile, "where": "<i>", "text": hostile}], "remedies": [], "settle_with": [],
+        "implied_by": [],
+    }  # fmt: skip
+    text = as_markdown({"verdict": "mem.x", "findings": [finding], "skipped": [], "inputs": [], "chain": []})
+    bare = "".join(text.split("`")[::2])  # what stands outside of code spans
+    assert "<" not in bare.replace("\\<", "")
+    assert "[l](u)" not in bare
+    assert "@" not in bare.replace("\\@", "")

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["balance_lines", "skew_by_log", "value_of", "wrong_axis_by_version"]
 
-FIXED = (0, 31)  # vLLM: the fix is of August 2026; earlier releases reduce over layers
+FIXED = (0, 31)  # vLLM pull request 51813, August 2026; which release first holds it is not confirmed
 _VLLM = lazy(r"\b(?:vllm|V[01] LLM engine)\b[^\d\n]{0,24}?v?(\d+)\.(\d+)", re.IGNORECASE)
 
 
@@ -48,8 +48,8 @@ def wrong_axis_by_version(run: Run, limits: Limits) -> list[Finding]:
         if m is None or (int(m[1]), int(m[2])) >= FIXED:
             continue
         claim = (
-            f"Do not trust the logged balancedness: builds of vLLM before the fix of August 2026 (here "
-            f"{m[0].strip()}) take it over layers instead of ranks, and there are no counts to check it."
+            f"Do not trust the logged balancedness: older builds of vLLM (here "
+            f"{m[0].strip()}; the fix is reported for August 2026) take it over layers instead of ranks, and there are no counts to check it."
         )
         quoted = (Evidence(lines[0]["source"], lines[0]["where"], lines[0]["text"]),
                   Evidence(row["source"], row["where"], text))  # fmt: skip

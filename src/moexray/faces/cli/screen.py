@@ -69,18 +69,30 @@ def as_markdown(document: Mapping[str, Any], *, whole: bool = False) -> str:
     out += [""] if len(out) > 2 else []
     for f in document["findings"]:
         out.append(f"### `{f['id']}` ({f['severity']}, confidence {f['confidence']:.2f})")
-        out += ["", f["claim"], ""]
+        out += ["", _md(f["claim"]), ""]
         shown = f["evidence"] if whole else f["evidence"][:SHOWN_EVIDENCE]
-        out += [f"- `{e['source']}` {e['where']}: `{_short(e['text']).replace('`', chr(39))}`" for e in shown]
-        out += [f"- **do**: {r['action']}" + (f" ({r['caveats']})" if r["caveats"] else "")
+        out += [f"- {_code(e['source'])} {_md(e['where'])}: {_code(_short(e['text']))}" for e in shown]
+        out += [f"- **do**: {_md(r['action'])}" + (f" ({_md(r['caveats'])})" if r["caveats"] else "")
                 for r in f["remedies"]]
         if f["settle_with"]:
-            out.append(f"- **would settle it**: {'; '.join(f['settle_with'])}")
+            out.append(f"- **would settle it**: {_md('; '.join(f['settle_with']))}")
         out.append("")
-    out += [f"- ruled out: `{f['id']}`: {f['claim']}" for f in document.get("ruled_out", [])]
+    out += [f"- ruled out: `{f['id']}`: {_md(f['claim'])}" for f in document.get("ruled_out", [])]
     skipped = document["skipped"] if whole else document["skipped"][:SHOWN_SKIPPED]
-    out += [f"- skipped `{s['path']}`: {s['reason']}" for s in skipped]
+    out += [f"- skipped {_code(s['path'])}: {_md(s['reason'])}" for s in skipped]
     return "\n".join(out)
+
+
+def _md(text: str) -> str:
+    """Words from inputs as Markdown: no HTML, links or mentions; back-ticked commands stay."""
+    text = text.replace("`", "'") if text.count("`") % 2 else text
+    return "`".join(
+        part if i % 2 else re.sub(r"([\\<\[\]@*_|])", r"\\\1", part) for i, part in enumerate(text.split("`"))
+    )
+
+
+def _code(text: str) -> str:
+    return f"`{text.replace('`', chr(39))}`"
 
 
 def _finding(f: Mapping[str, Any], title: str, *, first: bool, whole: bool) -> list[str]:

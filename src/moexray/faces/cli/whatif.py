@@ -71,7 +71,9 @@ def memory(
         run = read_any(paths)
         cases = whatif.prepare_cases(whatif.recordings(run), capacity)
         trials = whatif.search(cases, extra=extra)
-        forbidden = _forbidden(run, cases[0].recording, engine=engine, tp=tp, sleep_mode=sleep_mode)
+        forbidden: dict[str, str] = {}
+        for case in cases:  # what is unsafe for one server is advised to none
+            forbidden |= _forbidden(run, case.recording, engine=engine, tp=tp, sleep_mode=sleep_mode)
         advice = whatif.advise(cases, trials, forbidden)
     except MoexrayError as why:
         say(f"error: {why}", err=True)

@@ -17,6 +17,7 @@ __all__ = ["Folded", "clean", "fold", "hash_source", "relative_href", "script_js
 
 _FOLD_AT = 480
 _KEEP_AT_MOST = 20_000
+ARCHIVE = re.compile(r"\.(?:zip|tar|tgz|tar\.\w+)$", re.IGNORECASE)
 _SCRIPT_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in ("<", ">", "&", "'", "\u2028", "\u2029")}
 
 
@@ -97,6 +98,9 @@ def relative_href(source: str, base: str = "") -> str | None:
     looks_absolute = source.startswith(("/", "\\", "~")) or re.match(r"[A-Za-z][\w+.-]*:", source)
     no_file = not source or source.startswith(("-", "<")) or not re.search(r"[./]", source)
     if looks_absolute or no_file or len(source) > _FOLD_AT or source != clean(source) or "\n" in source:
+        return None
+    parts = source.replace("\\", "/").split("/")
+    if ".." in parts or any(ARCHIVE.search(p) for p in parts[:-1]):  # a member of an archive is no file
         return None
     prefix = quote(base.rstrip("/"), safe="/.-_~") if base else "."
     return f"{prefix}/{quote(source, safe='/.-_~')}"
