@@ -48,8 +48,8 @@ def wrong_axis_by_version(run: Run, limits: Limits) -> list[Finding]:
         if m is None or (int(m[1]), int(m[2])) >= FIXED:
             continue
         claim = (
-            f"Do not trust the logged balancedness: older builds of vLLM (here "
-            f"{m[0].strip()}; the fix is reported for August 2026) take it over layers instead of ranks, and there are no counts to check it."
+            f"Do not trust the logged balancedness: older builds of vLLM (here {m[0].strip()}; the fix is "
+            "reported for August 2026) take it over layers instead of ranks, and no counts are there to check it."
         )
         quoted = (Evidence(lines[0]["source"], lines[0]["where"], lines[0]["text"]),
                   Evidence(row["source"], row["where"], text))  # fmt: skip
