@@ -146,3 +146,17 @@ def test_escapes_of_an_input_become_visible():
     assert visible("a\x1b[31mb\x9b\u202e\udc80\tc\n") == "a\\u001b[31mb\\u009b\\u202e\\udc80\tc\n"
     text = json.dumps({"x": "a\x9bb"}, ensure_ascii=False)
     assert json.loads(visible(text)) == {"x": "a\x9bb"}
+
+
+@pytest.mark.parametrize("digits", ["9" * 350, "9" * 5000])
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.csv", "layer,expert_0,expert_1\n0,%s,5\n1,5,5\n%s,4,4\n"),
+        ("a.json", '{"logical_count": [[[1, %s]]], "step": %s}'),
+        ("a.log", "INFO 03-11 10:00:00 [a.py:1] Running: %s reqs\nCUDA OOMs: %s cudaMalloc retries: 1\n"),
+        ("a.xml", "<?xml version='1.0'?><nvidia_smi_log><gpu id='%s'><fb_memory_usage><total>%s MiB</total></fb_memory_usage></gpu></nvidia_smi_log>"),
+    ],
+)
+def test_numbers_of_thousands_of_digits_are_no_fault_of_ours(name, text, digits):
+    assert "input.unreadable" not in read(text % (digits, digits), name)[0]

@@ -25,6 +25,7 @@ __all__ = ["MIB", "NUMBERS", "Sample", "Samples", "fault_of", "flags_of", "quant
 MIB = 1 << 20
 CELLS = 1 << 16  # different cells that are remembered: a series repeats the same few
 NAN = float("nan")
+LONGEST_NUMBER = 100  # characters; longer ones are no measurement
 
 # Number columns of table gpu, in their order.
 NUMBERS = (
@@ -57,7 +58,7 @@ BITS = (
 def quantity(text: str) -> tuple[float, str] | None:
     """A number and its unit in lower case ("700.00 W" -> 700.0, "w"); None if it is no number."""
     m = QUANTITY.fullmatch(text.strip())
-    return (float(m[1].replace(",", ".")), m[2].lower()) if m else None
+    return (float(m[1].replace(",", ".")), m[2].lower()) if m and len(m[1]) < LONGEST_NUMBER else None
 
 
 @lru_cache(maxsize=CELLS)

@@ -120,8 +120,7 @@ def read_one(source: Source) -> tuple[Reading, str]:
     except (MemoryError, RecursionError) as why:
         return out, f"too deep or too large to read ({type(why).__name__})"
     except Exception as why:  # noqa: BLE001  # the edge: a fault of a reader must not end the run
-        out.problem("input.unreadable", f"a reader failed on it ({type(why).__name__}: {why})", lost=None)
-        return out, f"the {out.reader} reader failed on it ({type(why).__name__}); please report this"
+        return out, _failed(why, out)
     finally:
         if not out.rows:  # of a file that gives nothing only the reason is told
             out.problems[:] = [p for p in out.problems if p.id not in MINOR]
@@ -132,6 +131,15 @@ def read_one(source: Source) -> tuple[Reading, str]:
         return out, ""
     reason = out.notes[0] if out.notes else "nothing of a known form in it"
     return out, reason
+
+
+def _failed(why: Exception, out: Reading) -> str:
+    """Why a reader gave up that should not have; a number without measure is the file's own fault."""
+    if isinstance(why, OverflowError) or str(why).startswith("Exceeds the limit"):
+        out.problem("input.dirty_table", "it holds a number too large for any measure", lost=None)
+        return "a number too large for any measure in it"
+    out.problem("input.unreadable", f"a reader failed on it ({type(why).__name__}: {why})", lost=None)
+    return f"the {out.reader} reader failed on it ({type(why).__name__}); please report this"
 
 
 def _choose(source: Source) -> Reader | None:

@@ -28,6 +28,7 @@ BAR = lazy(r"\d{1,3}%\s*\||\d\s*/\s*\d+ \[\d\d:\d\d|\bit/s\b|\bs/it\b")
 REPEATED = lazy(r"\[repeated (\d+)x across cluster\]")
 ASSIGNED = lazy(r"\brank (\d+) in world size \d+ is assigned as ")
 LONGEST = 1 << 15  # characters of a line that we look at
+DIGITS = lazy(r"\d{100,}")  # no count and no size; Python refuses to read some as integers
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +161,8 @@ def _pieces(raw: str) -> Iterator[str]:
 def _strip(piece: str) -> tuple[str, bool]:
     """Takes colours, control characters and quote marks off."""
     text = piece[:LONGEST]
+    if len(text) >= 100:
+        text = DIGITS.sub("?", text)
     if "\x1b" in text or "\x9b" in text or ("m" in text and "[" in text):
         text = ANSI.sub("", text)
     if not text.isprintable():
