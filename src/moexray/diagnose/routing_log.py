@@ -49,7 +49,7 @@ def wrong_axis_by_version(run: Run, limits: Limits) -> list[Finding]:
             continue
         claim = (
             f"Do not trust the logged balancedness: older builds of vLLM (here {m[0].strip()}; the fix is "
-            "reported for August 2026) take it over layers instead of ranks, and there are no counts to check."
+            "reported for August 2026) take it over layers, not ranks, and there are no counts to check it."
         )
         quoted = (Evidence(lines[0]["source"], lines[0]["where"], lines[0]["text"]),
                   Evidence(row["source"], row["where"], text))  # fmt: skip
