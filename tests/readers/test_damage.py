@@ -142,6 +142,17 @@ def test_damage_does_not_cost_the_square_of_the_length(record):
     assert read_again(16_000) <= 20 * read_again(1_000) + 100_000
 
 
+@pytest.mark.parametrize("opening", ["[", '{"traceEvents": [\n'])
+def test_a_cut_document_with_a_record_a_line_is_no_json_lines(opening):
+    document, repairs = parse(opening + '{"a": 1},\n' * 9 + '{"a": 2, "b')
+    assert repairs.end
+    if opening == "[":
+        assert document == [{"a": 1}] * 9
+        assert not repairs.dropped
+    elif "trace" in opening:
+        assert document == {"traceEvents": [{"a": 1}] * 9}
+
+
 def test_escapes_of_an_input_become_visible():
     assert visible("a\x1b[31mb\x9b\u202e\udc80\tc\n") == "a\\u001b[31mb\\u009b\\u202e\\udc80\tc\n"
     text = json.dumps({"x": "a\x9bb"}, ensure_ascii=False)

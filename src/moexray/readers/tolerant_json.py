@@ -189,24 +189,29 @@ def _check_size(data: bytes, path: str) -> None:
         )
 
 
-def _stands_alone(line: str) -> bool:
-    """Whether a line is a whole document, damaged or not."""
+def _stands_alone(line: str, comma: str = ",") -> bool:
+    """Whether a line is a whole document, damaged or not; a comma may follow."""
     if line.lstrip()[:1] not in ("{", "["):
         return False
     try:
         json.loads(line)
     except (ValueError, RecursionError):
         mended = mend(line, len(line) - len(line.lstrip()), len(line))
-        return mended is not None and not line[mended.end :].strip(" \t,")
+        return mended is not None and not line[mended.end :].strip(" \t" + comma)
     return True
 
 
 def _lines(text: str) -> tuple[list[Any], Repairs] | None:
-    """JSON lines with damaged lines; None if most of the first lines are no whole documents."""
+    """JSON lines with damaged lines; None if the first lines are no whole documents."""
     lines = text.splitlines()
     starts = [x for x in lines[:STARTS] if x.strip()]
-    if len(lines) < 2 or not starts or sum(map(_stands_alone, starts)) * 2 < len(starts):
+    if len(lines) < 2 or not starts:
         return None
+    if not _stands_alone(starts[0]):  # a cut first line; not so the first line of one long document
+        rest = starts[1:]
+        cut = starts[0].startswith("{") and not starts[0].rstrip().endswith(("{", "[", ","))
+        if not (cut and rest) or sum(_stands_alone(x, comma="") for x in rest) * 2 < len(rest):
+            return None
     filled = [(i, x.strip()) for i, x in enumerate(lines, 1) if x.strip()]
     if sum(x[:1] in "{[" for _, x in filled) < 0.5 * len(filled):
         return None

@@ -26,9 +26,11 @@ RANKS = ("ranks", "members", "global_ranks")
 def read(document: Any, source: Source, out: Reading) -> bool:
     """Takes groups into comm_group; False if the document holds none, or anything beside them."""
     del source
-    found = list(_walk(document, "", 0))
-    if not found or any(members is None for _, members in found):
-        return False
+    found: list[tuple[str, list[int]]] = []
+    for name, members in _walk(document, "", 0):
+        if members is None:
+            return False
+        found.append((name, members))
     for name, members in found:
         if members:
             known = group_name(name)

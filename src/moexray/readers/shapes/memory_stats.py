@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
@@ -132,6 +133,7 @@ def _flat(node: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+@lru_cache(maxsize=4096)
 def _name(key: str) -> str:
     name = re.sub(r"[^a-z0-9]+", "_", key.strip().lower()).strip("_")
     name = name.removeprefix("torch_cuda_").removeprefix("cuda_").removeprefix("torch_memory_stats_")
