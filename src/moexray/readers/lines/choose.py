@@ -7,6 +7,7 @@ each digit as 0; words are looked for once per shape, which is many times faster
 from __future__ import annotations
 
 from collections import Counter
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,10 +34,14 @@ class Chooser:
         self._quota = quota
         self._after = after
         self._names = {w.encode().translate(SHAPE): w for w in words}
-        self._words = [w for w in self._names if not any(v != w and v in w for v in self._names)]
         self._known: dict[bytes, tuple[bytes, ...]] = {}
         self._bytes = 0
         self._kept: Counter[bytes] = Counter()
+
+    @cached_property
+    def _words(self) -> list[bytes]:
+        """Words that hold no other word: a small text never asks for them."""
+        return [w for w in self._names if not any(v != w and v in w for v in self._names)]
 
     @property
     def full(self) -> list[str]:
