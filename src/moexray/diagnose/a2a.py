@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 __all__ = ["buffer_limit", "matrices", "silent_source"]
 
 SHOWN = 6
-LIMIT_KEY = "NUM_MAX_DISPATCH_TOKENS_PER_RANK"
 
 
 def buffer_limit(run: Run, limits: Limits) -> list[Finding]:

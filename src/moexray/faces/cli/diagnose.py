@@ -65,8 +65,6 @@ def command(
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
-    except BrokenPipeError:
-        sys.exit(0)
     for failure in result.failures:
         say(f"warning: {failure}", err=True)
     if form == "json":

@@ -29,7 +29,6 @@ DEVICE = lazy(
 NAME_END = lazy(r"\s+(?:On|Off|N/A|ERR!|TCC|WDDM|MCDM)$")
 POWER = lazy(r"(\S+)\s*/\s*(\S+)\s*$")
 TEMPERATURE = lazy(r"(?:^|\s)(\d+)\s?C\b")
-PERF = lazy(r"\bP\d+\b")
 MEMORY = lazy(r"^\s*(\S.*?)\s*/\s*(\S.*?)\s*$")
 PERCENT = lazy(r"(\d+)\s?%")
 MIG_ROW = lazy(r"\|\s*(\d+)\s+(\d+)\s+(\d+)\s+(\d+)\s*\|\s*(\d+\s?MiB)\s*/\s*(\d+\s?MiB)\s*\|")

@@ -26,7 +26,6 @@ MARKS = ("profiling_name", "collective_seq_id", "seq_id")
 NUMBERED = lazy(r"rank[_\-. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
 TRAILING = lazy(r"(\d{1,6})$")
 P2P = lazy(r"^(?:send|recv|isend|irecv|coalesced)\b|\d+ ?(?:->|<-) ?\d+")
-PEERS = lazy(r"\b(send|recv) (\d+) ?(?:->|<-) ?(\d+)")
 COLUMNS = (
     "group", "seq", "op", "state", "p2p", "sizes_in", "sizes_out", "numel_in", "numel_out", "dtype",
     "splits_in", "splits_out", "created_ns", "started_ns", "completed_ns", "timeout_s",
