@@ -150,7 +150,7 @@ def test_kinds_of_history(tmp_path):
         f = says(tmp_path, doc)["snapshot.history_incomplete"]
         assert words in f.claim, words
         assert f.severity == severity
-        assert "512 MiB stuck of 1 GiB reserved" in f.claim
+        assert "512.0 MiB stuck of 1.00 GiB reserved" in f.claim
         assert "no allocations" not in f.claim
 
 

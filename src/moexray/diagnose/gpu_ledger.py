@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from moexray.analyse.gpu import devices, processes_of
+from moexray.analyse.thin import extremes
 from moexray.diagnose.memory_pairs import shares
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ __all__ = ["ledger", "series"]
 
 MAX_DEVICES = 64
 MAX_SERIES = 32
-MAX_POINTS = 2000  # of one series; buckets keep their smallest and largest value
+MAX_POINTS = 2000  # of one series
 LEAST_POINTS = 4
 COLUMNS = (
     ("used_bytes", "memory in use", "bytes"),
@@ -114,7 +115,7 @@ def series(run: Run) -> list[dict[str, Any]]:
             points = [(times[i] if timed else float(i), v) for i, v in enumerate(values) if not math.isnan(v)]
             if len(points) < LEAST_POINTS or len(out) >= MAX_SERIES:
                 continue
-            kept = _thin(points)
+            kept = [points[i] for i in extremes([y for _, y in points], MAX_POINTS)]
             out.append(
                 {
                     "name": f"{name}, {d.label}",
@@ -145,7 +146,8 @@ def _reserved(run: Run) -> list[dict[str, Any]]:
     for (rank, device, name), points in groups.items():
         if len(points) < LEAST_POINTS:
             continue
-        kept = _thin(sorted(points))
+        points.sort()
+        kept = [points[i] for i in extremes([y for _, y in points], MAX_POINTS)]
         place = "".join(f", {n} {v}" for n, v in (("rank", rank), ("device", device)) if v is not None)
         out.append(
             {
@@ -160,16 +162,3 @@ def _reserved(run: Run) -> list[dict[str, Any]]:
             }
         )
     return out
-
-
-def _thin(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
-    """At most MAX_POINTS points: the smallest and largest of each of equal stretches."""
-    if len(points) <= MAX_POINTS:
-        return points
-    count = MAX_POINTS // 2
-    kept: list[tuple[float, float]] = []
-    for i in range(count):
-        part = points[i * len(points) // count : (i + 1) * len(points) // count]
-        low, high = min(part, key=lambda p: p[1]), max(part, key=lambda p: p[1])
-        kept += sorted({low, high})
-    return kept

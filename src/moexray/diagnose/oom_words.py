@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.finding import pairs
+from moexray.core.sizes import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Story", "figures_text", "no_fragmentation", "size", "tell"]
 
-GIB = 1 << 30
 PHASES = {"loading": "while loading the weights", "profiling": "in the profiling run"}
 
 Told = tuple[str, float | None, float | None, str | None]  # claim, value, limit, unit
@@ -46,15 +46,8 @@ class Story:
 
 
 def size(value: float | None) -> str:
-    """Bytes as the messages print them: MiB below 1 GiB, else GiB, two decimals."""
-    if value is None:
-        return "an unknown amount"
-    magnitude = abs(value)
-    if magnitude >= GIB:
-        return f"{value / GIB:.2f} GiB"
-    if magnitude >= 1 << 20:
-        return f"{value / (1 << 20):.2f} MiB"
-    return f"{value / 1024:.2f} KiB" if magnitude >= 1024 else f"{value:.0f} bytes"
+    """Bytes with two decimals, as the messages print them."""
+    return "an unknown amount" if value is None else human_bytes(value, digits=2)
 
 
 def percent(part: float, whole: float) -> str:

@@ -9,12 +9,12 @@ import numpy as np
 from moexray.analyse.snapshot import INACTIVE, Pool, Shot, pools, shots
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.remedies import remedy
+from moexray.core.sizes import human_bytes as size
 from moexray.diagnose.snapshot_words import (
     by_subject,
     clash_of_expandable,
     expandable_is_on,
     place,
-    size,
     subject,
 )
 

@@ -8,7 +8,8 @@ from moexray.analyse.snapshot import Shot, shots
 from moexray.analyse.snapshot_sites import Repeat, Zone, hot_zones, repeats
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.remedies import remedy
-from moexray.diagnose.snapshot_words import by_subject, place, size, subject
+from moexray.core.sizes import human_bytes as size
+from moexray.diagnose.snapshot_words import by_subject, place, subject
 
 if TYPE_CHECKING:
     from moexray.core.limits import Limits

@@ -8,6 +8,7 @@ import numpy as np
 
 from moexray.analyse.snapshot import Shot, pools, shots
 from moexray.analyse.snapshot_history import timeline
+from moexray.analyse.thin import extremes
 from moexray.diagnose.snapshot_words import by_subject, place
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ def series(run: Run) -> list[dict[str, Any]]:
 def _line(
     name: str, shot: Shot, x: NDArray[Any], y: NDArray[Any], *, timed: bool
 ) -> dict[str, Any]:
-    kept = _thin(y)
+    kept = extremes(y, MAX_POINTS)
     peak = int(np.argmax(y))
     return {
         "name": name,
@@ -74,14 +75,3 @@ def _line(
         "source": shot.source if len(kept) == len(y) else f"{shot.source} ({len(kept)} of {len(y)} points)",
         "marks": [{"x": float(x[peak]), "text": "peak of the recorded part", "finding": ""}],
     }
-
-
-def _thin(y: NDArray[Any]) -> NDArray[np.int64]:
-    """Rows to keep: the lowest and the highest of each of MAX_POINTS / 2 equal stretches."""
-    if len(y) <= MAX_POINTS:
-        return np.arange(len(y))
-    edges = np.linspace(0, len(y), MAX_POINTS // 2 + 1).astype(np.int64)
-    rows = {0, len(y) - 1}
-    for start, end in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):
-        rows |= {start + int(np.argmin(y[start:end])), start + int(np.argmax(y[start:end]))}
-    return np.array(sorted(rows), dtype=np.int64)

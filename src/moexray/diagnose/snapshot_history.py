@@ -8,7 +8,8 @@ from moexray.analyse.snapshot import Shot, pools, shots
 from moexray.analyse.snapshot_history import History, history
 from moexray.core.finding import SEVERITIES, Evidence, Finding, Severity, pairs
 from moexray.core.remedies import remedy
-from moexray.diagnose.snapshot_words import by_subject, place, size, subject
+from moexray.core.sizes import human_bytes as size
+from moexray.diagnose.snapshot_words import by_subject, place, subject
 
 if TYPE_CHECKING:
     from moexray.core.limits import Limits

@@ -1,4 +1,4 @@
-"""Words that the snapshot rules share: sizes, subjects, what the launch says on the allocator."""
+"""Words that the snapshot rules share: subjects, what the launch says on the allocator."""
 
 from __future__ import annotations
 
@@ -12,19 +12,10 @@ if TYPE_CHECKING:
     from moexray.analyse.snapshot import Shot
     from moexray.core.run import Run
 
-__all__ = ["by_subject", "clash_of_expandable", "expandable_is_on", "place", "size", "subject"]
+__all__ = ["by_subject", "clash_of_expandable", "expandable_is_on", "place", "subject"]
 
 CONF_KEYS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 OFF = ("", "0", "false", "no", "none")
-
-
-def size(count: float) -> str:
-    """Bytes in binary units: 5.77 GiB."""
-    for unit, step in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
-        if abs(count) >= 1 << step:
-            scaled = count / (1 << step)
-            return f"{scaled:.3g} {unit}" if scaled < 1000 else f"{scaled:.0f} {unit}"
-    return f"{count:.0f} B"
 
 
 def subject(shot: Shot) -> Subject:

@@ -44,7 +44,7 @@ def series(run: Run) -> list[dict[str, Any]]:
                     "name": f"step time, {profile.who}",
                     "unit": "s",
                     "x_unit": "step",
-                    "x": kept.tolist(),
+                    "x": kept,
                     "y": (steps.duration[kept] / 1e9).tolist(),
                     "source": f"{profile.source}{thinned}",
                     "marks": [],

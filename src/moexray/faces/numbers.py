@@ -8,13 +8,13 @@ Glossary:
     unknown: null, NaN or a missing value; never shown as 0.
 """
 
+from moexray.core.sizes import human_bytes
+
 __all__ = ["counted", "human", "human_bytes", "human_count", "human_ratio", "human_seconds"]
 
 _UNKNOWN = "unknown"
-_BYTE_STEPS = (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2))
 _SECOND_STEPS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3))
 _SECONDS_PER = {"s": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-_KIB = 1024.0
 _STEP_FULL = 1000.0
 _TEN_S = 10.0
 _HOUR_S = 3600.0
@@ -45,17 +45,6 @@ def human(value: float | None, unit: str) -> str:
         return human_ratio(value)
     text = human_count(value)
     return text if unit in ("count", "") else f"{text} {unit}"
-
-
-def human_bytes(value: float) -> str:
-    """Give a finite number of bytes in binary units: 1471026298 is "1.37 GiB"."""
-    sign, size = ("-", -value) if value < 0 else ("", value)
-    scaled = float(size)
-    for name, digits in _BYTE_STEPS:
-        if round(scaled, digits) < _KIB:
-            return f"{sign}{scaled:.{digits}f} {name}"
-        scaled /= _KIB
-    return f"{sign}{scaled:,.2f} PiB"
 
 
 def human_seconds(value: float) -> str:

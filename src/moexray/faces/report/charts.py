@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
+from moexray.analyse.thin import extremes, longest
 from moexray.faces.numbers import human
 from moexray.faces.report.fields import Fields, each, listed, named, number, whole
 from moexray.faces.report.safe import clean, fold, short_id
 from moexray.faces.report.tables import Table, table
-from moexray.faces.report.thin import keep_extremes, keep_longest
 
 __all__ = ["Chart", "Mark", "balances", "series", "timeline"]
 
@@ -68,7 +68,7 @@ def _line(fields: Fields, anchors: dict[str, str]) -> Chart | None:
     origin = 0.0 if x_unit == "step" else _origin(points[0][0], points[-1][0])
     if origin:
         notes.append(f"time counts from {_clock(origin)}")
-    kept = keep_extremes([y for _, y in points], MAX_POINTS)
+    kept = extremes([y for _, y in points], MAX_POINTS)
     if len(kept) < len(points):
         notes.append(f"thinned: {len(kept):,} of {len(points):,} points drawn, extremes kept")
     drawn = [(points[index][0] - origin, points[index][1]) for index in kept]
@@ -86,7 +86,7 @@ def _line(fields: Fields, anchors: dict[str, str]) -> Chart | None:
 
 
 def _line_rows(drawn: list[tuple[float, float | None]], unit: str, x_unit: str) -> Table:
-    kept = keep_extremes([y for _, y in drawn], _TABLE_POINTS)
+    kept = extremes([y for _, y in drawn], _TABLE_POINTS)
     rows = [(_position(drawn[index][0], x_unit), human(drawn[index][1], unit)) for index in kept]
     caption = f"{len(rows):,} points"
     if len(rows) < len(drawn):
@@ -120,7 +120,7 @@ def timeline(document: Fields) -> Chart | None:
         return None
     lost = len(listed(document, "spans")) - len(spans)
     notes = [f"left out, without start or duration: {lost:,} spans"] if lost else []
-    kept = keep_longest([length for length, _, _ in spans], MAX_SPANS)
+    kept = longest([length for length, _, _ in spans], MAX_SPANS)
     if len(kept) < len(spans):
         notes.append(f"thinned: the {len(kept):,} longest of {len(spans):,} spans drawn")
     drawn = [spans[index] for index in kept]
@@ -142,7 +142,7 @@ def timeline(document: Fields) -> Chart | None:
 
 
 def _span_table(drawn: list[tuple[float, float, Fields]], origin: float) -> Table:
-    longest = keep_longest([length for length, _, _ in drawn], _TABLE_SPANS)
+    kept = longest([length for length, _, _ in drawn], _TABLE_SPANS)
     rows = [
         (
             _lane(fields)[2],
@@ -151,7 +151,7 @@ def _span_table(drawn: list[tuple[float, float, Fields]], origin: float) -> Tabl
             human(start - origin, "s"),
             human(length, "s"),
         )
-        for length, start, fields in (drawn[index] for index in longest)
+        for length, start, fields in (drawn[index] for index in kept)
     ]
     caption = f"{len(rows):,} spans"
     if len(rows) < len(drawn):
