@@ -14,7 +14,7 @@ from moexray.core.source import decode
 from moexray.readers import kineto, text
 from moexray.readers.lines.container import log_records
 from moexray.readers.lines.line import Cleaner
-from moexray.readers.shapes import first_that_takes
+from moexray.readers.shapes import first_that_takes, sample
 from moexray.readers.shapes.launch_json import launch_json, model_shape
 from moexray.readers.shapes.no_records import configuration, own_document
 
@@ -87,8 +87,9 @@ def read(source: Source, out: Reading) -> None:
     if first_that_takes(SHAPES, document, source, out):
         return
     repairs, out.problems = out.problems, []
-    launch_json(document, out)
-    if records := log_records(document):
+    part = sample(document)
+    launch_json(part, out)
+    if records := log_records(part) and log_records(document):
         text.parse_lines(list(Cleaner("").lines(enumerate(records, 1))), out, "")
     else:
         text.read(source, out)
