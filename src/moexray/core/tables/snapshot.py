@@ -97,6 +97,7 @@ EVENTS = Table(
         Column("time_ns", "int", "ns", "Epoch time; left out by old schemas."),
         Column("pool", "int", "", "Index into attrs['pools']; left out by all but the newest schema."),
         Column("stack", "int", "", "Row of snapshot_stacks."),
+        Column("note", "int", "", "Index into attrs['notes']: metadata that names a layer, expert, ..."),
     ),
 )
 
@@ -106,6 +107,8 @@ STACKS = Table(
     (
         Column("site", "str", "", "The innermost frame of the user's own code: file:line function."),
         Column("text", "str", "", "The innermost Python frames, joined by ' < '."),
+        Column("scopes", "str", "", "Frames that name a layer, expert, router or token, joined by ' < '."),
+        Column("operator", "str", "", "Operator that Python called, aten::mm; empty without native frames."),
     ),
 )
 

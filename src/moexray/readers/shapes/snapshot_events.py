@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.scopes import NOTHING, scope_of
 from moexray.core.tables.snapshot import ACTIONS
 
 if TYPE_CHECKING:
@@ -11,16 +12,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ACTION_CODES", "EVENT_COLUMNS", "MAX_INT", "UNKNOWN", "Pools", "Stacks", "event_row", "fill_events",
-    "marked_ranges", "site_of", "whole",
+    "marked_ranges", "operator_of", "site_of", "whole",
 ]  # fmt: skip
 
 MAX_INT = 1 << 62  # beyond this no address or size is real, and sums would leave 64 bits
 MAX_FRAMES = 200  # frames of one stack that are looked at
 MAX_WORD = 300  # characters of a file or function name that are kept
 SHOWN_FRAMES = 5
+BETWEEN = " < "
 ACTION_CODES = {name: code for code, name in enumerate(ACTIONS)}
 UNKNOWN = len(ACTIONS) - 1
-EVENT_COLUMNS = ("device", "action", "address", "size_bytes", "stream", "time_ns", "pool", "stack")
+EVENT_COLUMNS = ("device", "action", "address", "size_bytes", "stream", "time_ns", "pool", "stack",
+                 "note")  # fmt: skip
 # Frames of these are machinery, not the user's own code.
 MACHINERY = ("/torch/", "/contextlib.py", "/threading.py", "/concurrent/", "/multiprocessing/", "<frozen")
 
@@ -34,6 +37,7 @@ def whole(value: Any) -> int | None:
     return None
 # Native frames of the recorder and the allocator themselves.
 NATIVE = ("torch::unwind", "torch::CapturedTraceback", "torch::cuda::", "c10::", "at::detail::", "at::(")
+OPERATOR = "at::_ops::"  # PyTorch's dispatcher stubs: at::_ops::mm::call(...)
 
 
 class Pools:
@@ -56,12 +60,16 @@ class Pools:
 
 
 class Stacks:
-    """Call stacks as small numbers: by identity first (pickles share them), then by content."""
+    """Call stacks as small numbers: by identity first (pickles share them), then by content.
+
+    Notes of events that name a layer, an expert, a router or a token are numbered, too.
+    """
 
     def __init__(self) -> None:
+        self._notes: dict[str, int] = {"": 0}
         self._by_list: dict[int, int] = {}
         self._by_frame: dict[int, int] = {}
-        self._frames: dict[tuple[str, str, int], int] = {}
+        self._frames: dict[tuple[str, str, int, str], int] = {}
         self._stacks: dict[tuple[int, ...], int] = {(): 0}
         self._kept: list[Any] = []  # keeps what is known by identity alive
 
@@ -82,25 +90,49 @@ class Stacks:
         if known is None:
             get = frame.get if isinstance(frame, dict) else {}.get
             line = whole(get("line"))
-            key = (_word(get("filename")), _word(get("name")), -1 if line is None else line)
+            key = (_word(get("filename")), _word(get("name")), -1 if line is None else line,
+                   _word(get("fx_node_name")))  # fmt: skip
             known = self._frames.setdefault(key, len(self._frames))
             self._by_frame[id(frame)] = known
             self._kept.append(frame)
         return known
 
+    def note(self, *texts: Any) -> int:
+        """The number of the first of the texts that names a scope; 0 for none."""
+        for text in map(_word, texts):
+            if text and scope_of(text) is not NOTHING:
+                return self._notes.setdefault(text, len(self._notes))
+        return 0
+
+    def notes(self) -> tuple[str, ...]:
+        """The notes in the order of their numbers."""
+        return tuple(self._notes)
+
     def columns(self) -> dict[str, list[str]]:
         """The columns of snapshot_stacks."""
-        frames = list(self._frames)
-        sites, texts = [], []
+        frames = [f[:3] for f in self._frames]
+        words = [_scope_words(*f) for f in self._frames]
+        sites, texts, scopes, operators = [], [], [], []
         for stack in self._stacks:
-            site, text = site_of([frames[i] for i in stack])
+            known = [frames[i] for i in stack]
+            site, text = site_of(known)
             sites.append(site)
             texts.append(text)
-        return {"site": sites, "text": texts}
+            scopes.append(BETWEEN.join([words[i] for i in stack if words[i]]))
+            operators.append(operator_of(known))
+        return {"site": sites, "text": texts, "scopes": scopes, "operator": operators}
 
 
 def _word(value: Any) -> str:
     return value[:MAX_WORD] if isinstance(value, str) else ""
+
+
+def _scope_words(file: str, name: str, _line: int, node: str) -> str:
+    """What of a frame names a layer, an expert, a router or a token; "" where nothing does."""
+    if any(word in file for word in MACHINERY):
+        return node if node and scope_of(node) is not NOTHING else ""
+    text = " ".join(x for x in (node, name, "/".join(file.split("/")[-2:])) if x)
+    return text if scope_of(text) is not NOTHING else ""
 
 
 def site_of(frames: list[tuple[str, str, int]]) -> tuple[str, str]:
@@ -113,7 +145,25 @@ def site_of(frames: list[tuple[str, str, int]]) -> tuple[str, str]:
     own = [f for f in python if not any(word in f[0] for word in MACHINERY)]
     named = own or python or [f for f in frames if f[1] and not f[1].startswith(NATIVE)]
     words = [_place(*f) for f in (python or named)[:SHOWN_FRAMES]]
-    return (_place(*named[0]) if named else "", " < ".join(words))
+    return (_place(*named[0]) if named else "", BETWEEN.join(words))
+
+
+def operator_of(frames: list[tuple[str, str, int]]) -> str:
+    """The operator that Python (or the backward pass) called: the outermost dispatcher stub below it.
+
+    Args:
+        frames: (file, function, line), innermost first.
+
+    Returns:
+        `aten::mm`; "" where the stack holds no native frames of an operator.
+    """
+    found = ""
+    for file, name, _ in frames:
+        if file.endswith(".py"):
+            break
+        if name.startswith(OPERATOR):
+            found = name
+    return f"aten::{found.removeprefix(OPERATOR).partition('::')[0]}" if found else ""
 
 
 def _place(file: str, name: str, line: int) -> str:
@@ -160,11 +210,12 @@ def fill_events(
     whole_trace = parts[0]
     if len(parts) > 1:
         whole_trace = {name: np.concatenate([p[name] for p in parts]) for name in EVENT_COLUMNS}
-    for optional in ("time_ns", "pool"):
+    for optional in ("time_ns", "pool", "note"):
         if not whole_trace[optional].any():
             del whole_trace[optional]
     rows = len(whole_trace["action"])
-    out.add_columns("snapshot_events", whole_trace, rows=rows, pools=pools.seen(), **attrs)
+    facts = {"pools": pools.seen(), "notes": stacks.notes(), **attrs}
+    out.add_columns("snapshot_events", whole_trace, rows=rows, **facts)
     return ooms, faults
 
 
@@ -212,6 +263,7 @@ def event_row(event: Any, device: int, stacks: Stacks, pools: Pools) -> tuple[in
         time_us * 1000 if abs(time_us) < MAX_INT // 1000 else 0,
         pools.code(event.get("pool_id")) if "pool_id" in event else 0,
         stacks.code(event.get("frames")),
+        stacks.note(event.get("user_metadata"), event.get("compile_context")),
     )
 
 

@@ -32,7 +32,8 @@ CHUNK = 16_384  # events at once: what they touch stays in the cache
 MISSING = 7  # a tag that the kernel does not use
 FRAMES_AT_ONCE = 4_000_000
 KEYS = {"action": "action", "addr": "address", "size": "size_bytes", "stream": "stream", "time_us": "time_ns",
-        "pool_id": "pool", "frames": "stack"}  # fmt: skip
+        "pool_id": "pool", "frames": "stack", "user_metadata": "note",
+        "compile_context": "context"}  # fmt: skip
 ODD = 0x9E3779B97F4A7C15  # odd multipliers of a 64-bit mixing hash (golden ratio; splitmix64)
 ODD2 = 0xBF58476D1CE4E5B9
 
@@ -136,7 +137,21 @@ class TapeTrace:
         for pool, rows in _groups(raw["pool"]):
             out["pool"][rows] = 0 if pool == MISSING else pools.code(self.tape.build(pool))
         out["stack"][:] = self._stack_codes(raw["stack"], stacks)
+        out["note"][:] = self._note_codes(raw["note"], stacks)
+        context = self._note_codes(raw["context"], stacks)
+        out["note"][:] = np.where(out["note"] > 0, out["note"], context)
         return odd
+
+    def _note_codes(self, values: NDArray[Any], stacks: Stacks) -> NDArray[Any]:
+        """Numbers of the notes; 0 where there is none or it is no text."""
+        import numpy as np
+
+        from moexray.kernels import pickle_tape as kernel
+
+        distinct, inverse = np.unique(values, return_inverse=True)
+        texts = [self.tape.text(v) if v & 7 == kernel.TEXT else "" for v in distinct.tolist()]
+        codes = np.array([stacks.note(text) for text in texts], dtype=np.int64)
+        return codes[inverse.reshape(-1)]
 
     def _stack_codes(self, values: NDArray[Any], stacks: Stacks) -> NDArray[Any]:
         """Rows of snapshot_stacks; lists of the same frames are looked at once."""
