@@ -1,22 +1,22 @@
 """PyTorch's caching allocator, stated plainly: what it does with a request under given settings.
 
 Words: see algorithms/blocks.py. Source: PyTorch's allocator as of 2.10-2.13, rules restated; what no
-recorded data confirm (expandable segments, split limits, garbage collection) is derived from the
-source only, see docs/decisions/020.
+recorded data confirm (expandable segments, split limits, garbage collection, deferred frees, private
+pools) is derived from the source only, see docs/decisions/020.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from moexray.algorithms.blocks import (
+    DEFAULT_POOL,
     MIN_BLOCK,
-    SMALL_SEGMENT,
     SMALL_SIZE,
     Block,
     FreeList,
     Pool,
+    PoolRules,
     Segment,
     Settings,
     is_small,
@@ -24,10 +24,18 @@ from moexray.algorithms.blocks import (
     round_size,
     segment_size,
 )
+from moexray.algorithms.counters import Counters, Usage
+from moexray.algorithms.expandable import before_the_tail, expand, unmap_range, whole_pages
 
-__all__ = ["CachingAllocator", "Counters", "Driver", "OutOfMemoryError"]
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-DEFAULT: Pool = (0, 0)
+    from moexray.algorithms.device import Driver
+
+__all__ = ["CachingAllocator", "OutOfMemoryError"]
+
+PLAIN = PoolRules()
+VA_BYTES = 1 << 40  # address space where the device's size is not known: more than any has
 
 
 class OutOfMemoryError(Exception):
@@ -38,51 +46,22 @@ class OutOfMemoryError(Exception):
         self.size = size
 
 
-class Driver(Protocol):
-    """The device: gives and takes segments and pages."""
-
-    def allocate(self, size: int) -> int | None:
-        """Address of `size` new bytes, or None where the device is full."""
-
-    def release(self, address: int, size: int) -> None:
-        """Takes bytes back."""
-
-
-@dataclass(slots=True)
-class Counters:
-    """What torch.cuda.memory_stats counts, and peaks. Bytes or events."""
-
-    reserved: int = 0
-    allocated: int = 0
-    peak_reserved: int = 0
-    peak_allocated: int = 0
-    retries: int = 0
-    ooms: int = 0
-    device_allocs: int = 0
-    device_frees: int = 0
-    maps: int = 0
-    unmaps: int = 0
-
-    def reserve(self, size: int) -> None:
-        """Counts bytes taken from (or, negative, given back to) the driver."""
-        self.reserved += size
-        self.peak_reserved = max(self.peak_reserved, self.reserved)
-
-    def allocate(self, size: int) -> None:
-        """Counts bytes handed out (or, negative, taken back)."""
-        self.allocated += size
-        self.peak_allocated = max(self.peak_allocated, self.allocated)
-
-
 class CachingAllocator:
     """The allocator of one device.
 
     Args:
         settings: What PYTORCH_ALLOC_CONF sets.
         driver: The device.
-        va_bytes: Address space that an expandable segment reserves.
+        va_bytes: Address space that an expandable segment reserves; PyTorch takes 9/8 of the device.
         search_after_release: Search the pool again after cached segments were released; PyTorch
             up to 2.13 does not.
+
+    Attributes:
+        counters: Figures of all pools; `usage` holds them for the small (True) and large pools.
+        segments: Segments by address.
+        rules: Private pools that are special.
+        pending: Deferred frees by ticket, oldest first.
+        capturing: A CUDA graph is being captured: nothing cached is released for a request.
     """
 
     def __init__(
@@ -90,77 +69,99 @@ class CachingAllocator:
         settings: Settings,
         driver: Driver,
         *,
-        va_bytes: int = 1 << 38,
+        va_bytes: int = VA_BYTES,
         search_after_release: bool = False,
     ) -> None:
         self.settings, self.driver, self.va_bytes = settings, driver, va_bytes
         self.search_after_release = search_after_release
         self.counters = Counters()
+        self.usage = {True: Usage(), False: Usage()}
         self.segments: dict[int, Segment] = {}
+        self.rules: dict[Pool, PoolRules] = {}
+        self.pending: dict[int, Block] = {}
+        self.capturing = False
         self._lists: dict[tuple[Pool, bool], FreeList] = {}
-        self._next_va = 1 << 50
+        self._tickets = 0
 
     def free_list(self, pool: Pool, *, small: bool) -> FreeList:
         """The free blocks of a pool."""
         return self._lists.setdefault((pool, small), FreeList())
 
-    def malloc(self, request: int, stream: int = 0, pool: Pool = DEFAULT) -> Block:
+    def list_of(self, segment: Segment) -> FreeList:
+        """The free blocks of the pool of a segment."""
+        return self.free_list(segment.pool, small=segment.small)
+
+    def malloc(self, request: int, stream: int = 0, pool: Pool = DEFAULT_POOL) -> Block:
         """Serves a request of `request` bytes.
 
         Raises:
             OutOfMemoryError: nothing fits, even after cached segments were released.
         """
         size = round_size(request, self.settings)
-        free = self.free_list(pool, small=is_small(size))
-        block = self._find(free, size, stream)
+        block = self._search(size, stream, pool)
         if block is None:
             self._collect_garbage()
-            block = self._grow(free, size, stream, pool)
-        if block is None and self._release_oversize(free, size, stream):
-            block = self._grow(free, size, stream, pool)
-        if block is None:
-            self.release_cached()
-            self.counters.retries += 1
-            if self.search_after_release:
-                block = self._find(free, size, stream)
-            block = block or self._grow(free, size, stream, pool)
+            block = self._grow(size, stream, pool) or self._last_resorts(size, stream, pool)
         if block is None:
             self.counters.ooms += 1
             raise OutOfMemoryError(size)
-        return self._take(free, block, size)
+        return self.take(block, size, request, expandable=block.segment.pool == pool and self.expands(pool))
 
     def free(self, block: Block) -> None:
         """Gives a block back; it merges with free neighbours of the same mapping."""
-        self.counters.allocate(-block.size)
-        block.used = False
-        free = self.free_list(block.segment.pool, small=block.segment.small)
-        free.add(self._merged(free, block))
+        self._count_freed(block)
+        self._insert(block)
+
+    def defer(self, block: Block) -> int:
+        """Gives a block back that another stream still uses: `complete` makes it free.
+
+        Returns:
+            The ticket for `complete`.
+        """
+        self._count_freed(block)
+        self._tickets += 1
+        self.pending[self._tickets] = block
+        return self._tickets
+
+    def complete(self, ticket: int) -> None:
+        """The other streams are done with a block; nothing happens if `release_cached` waited for them."""
+        block = self.pending.pop(ticket, None)
+        if block is not None:
+            self._insert(block)
 
     def release_cached(self) -> None:
-        """empty_cache(): gives back segments that are free as a whole, and free pages."""
-        for small in (False, True):
-            free = self.free_list(DEFAULT, small=small)
-            for block in free.whole():
-                self.drop(free, block)
-            for block in [b for b in free.blocks.values() if b.segment.expandable]:
-                self._unmap(free, block)
+        """empty_cache(): waits for deferred frees, then gives back whole free segments and free pages."""
+        for ticket in list(self.pending):
+            self.complete(ticket)
+        self._release_pool(DEFAULT_POOL, (False, True))
+        for pool, rules in self.rules.items():
+            if rules.freeable and pool != DEFAULT_POOL:
+                self._release_pool(pool, (True, False))
 
-    def adopt(self, segment: Segment, parts: list[tuple[int, bool]]) -> list[Block]:
-        """Adds a segment that exists already, as blocks (size, used) from its start."""
-        free = self.free_list(segment.pool, small=segment.small)
+    def adopt(self, segment: Segment, parts: Iterable[tuple[int, int, bool, bool]]) -> list[Block]:
+        """Adds a segment that exists already.
+
+        Args:
+            segment: The segment.
+            parts: (size, requested, used, mapped) of its blocks and holes from its start.
+        """
+        free = self.list_of(segment)
         self.segments[segment.address] = segment
-        self.counters.reserve(segment.size)
         blocks: list[Block] = []
         at, before = segment.address, None
-        for size, used in parts:
-            block = Block(at, size, segment.stream, segment, used=used)
+        for size, requested, used, mapped in parts:
+            block = Block(at, size, segment.stream, segment, used, mapped, requested=requested)
             link(before, block)
-            if used:
-                self.counters.allocate(size)
-            else:
-                free.add(block)
             blocks.append(block)
             at, before = at + size, block
+        self.count_reserved(segment, sum(b.size for b in blocks if b.mapped))
+        for block in blocks:
+            if block.used:
+                self._count_used(block)
+            else:
+                free.add(block)
+                if block.split:
+                    self._count_split(segment, block.size)
         return blocks
 
     def all_free(self) -> list[Block]:
@@ -172,201 +173,167 @@ class CachingAllocator:
         held = 0
         for block in self.all_free():
             if block.segment.expandable:
-                start, end = self._whole_pages(block)
+                start, end = whole_pages(block)
                 held += block.size - max(end - start, 0)
-            elif block.prev is not None or block.next is not None:
+            elif block.split:
                 held += block.size
         return held
 
+    def statistics(self) -> dict[str, int]:
+        """The counters under the names of torch.cuda.memory_stats()."""
+        return self.counters.statistics(self.usage[True], self.usage[False])
+
     # ---- search and split
 
-    def _find(self, free: FreeList, size: int, stream: int) -> Block | None:
-        """Best fit; a first candidate that the split limits refuse ends the search."""
-        free.searches += 1
+    def expands(self, pool: Pool) -> bool:
+        """Whether a pool grows by expandable segments."""
+        return self.settings.expandable and not self.rules.get(pool, PLAIN).custom
+
+    def find(self, free: FreeList, size: int, stream: int, *, expandable: bool) -> Block | None:
+        """Best fit; a first candidate that the split limits refuse ends the search. Changes nothing."""
         at = free.from_size(stream, size)
-        while at < len(free.keys):
-            block = free.blocks[free.keys[at]]
-            if block.stream != stream:
-                return None
-            if block.segment.expandable and not self.settings.expandable:
-                at += 1
-                continue
-            if self.settings.expandable:
-                block = self._before_the_tail(free, at)
-            split = self.settings.max_split
-            if split is not None and size < split <= block.size:
-                return None
-            too_large = block.size >= size + self.settings.max_non_split_rounding
-            return None if split is not None and size >= split and too_large else block
-        return None
+        end = len(free.keys)
+        block = free.blocks[free.keys[at]] if at < end else None
+        while block is not None and block.segment.expandable and not expandable and block.stream == stream:
+            at += 1
+            block = free.blocks[free.keys[at]] if at < end else None
+        if block is None or block.stream != stream:
+            return None
+        if expandable and block.segment.expandable:
+            block = before_the_tail(free, at)
+        split = self.settings.max_split
+        if split is None:
+            return block
+        too_large = block.size >= (split if size < split else size + self.settings.max_non_split_rounding)
+        return None if too_large else block
 
-    @staticmethod
-    def _before_the_tail(free: FreeList, at: int) -> Block:
-        """Expandable segments: of fitting blocks, the one with the least room behind it."""
+    def take(self, block: Block, size: int, request: int, *, expandable: bool) -> Block:
+        """Hands out a free block, splitting off what the rules allow.
 
-        def reach(block: Block) -> int:
-            return block.size + (block.next.size if block.next is not None and not block.next.mapped else 0)
-
-        block = free.blocks[free.keys[at]]
-        for key in free.keys[at + 1 :]:
-            other = free.blocks[key]
-            if other.stream != block.stream or reach(other) >= reach(block):
-                break
-            block = other
-        return block
-
-    def _take(self, free: FreeList, block: Block, size: int) -> Block:
-        """Removes a block from the free list, splitting off what the rules allow."""
+        Args:
+            block: The free block.
+            size: Rounded bytes.
+            request: Requested bytes.
+            expandable: Expandable segments are on for this request.
+        """
+        free, was_split = self.list_of(block.segment), block.split
         free.remove(block)
         rest = block.size - size
-        if self._splits(block, size, rest):
+        if self._splits(block.segment, size, rest, expandable=expandable):
             other = Block(block.address + size, rest, block.stream, block.segment)
             link(other, block.next)
             link(block, other)
             block.size = size
             free.add(other)
-        block.used = True
-        self.counters.allocate(block.size)
+            self._count_split(block.segment, -size if was_split else rest)
+        elif was_split:
+            self._count_split(block.segment, -block.size)
+        block.used, block.requested = True, request
+        self._count_used(block)
         return block
 
-    def _splits(self, block: Block, size: int, rest: int) -> bool:
-        if block.segment.small or block.segment.expandable:
+    def _splits(self, segment: Segment, size: int, rest: int, *, expandable: bool) -> bool:
+        if self.rules.get(segment.pool, PLAIN).no_split:
+            return False
+        if segment.small or expandable:
             return rest >= MIN_BLOCK
         split = self.settings.max_split
         return rest > SMALL_SIZE and (split is None or size < split)
 
+    def _insert(self, block: Block) -> None:
+        block.used = False
+        segment, free = block.segment, self.list_of(block.segment)
+        for usage in (self.counters, self.usage[segment.small]):
+            usage.active -= block.size
+            usage.requested -= block.requested
+        swallowed = self.merge(free, block)
+        free.add(block)
+        self._count_split(segment, (block.size if block.split else 0) - swallowed)
+
     @staticmethod
-    def _merged(free: FreeList, block: Block) -> Block:
-        """Joins a block that is not in the free list with its free neighbours."""
-        before, after = block.prev, block.next
+    def merge(free: FreeList, block: Block) -> int:
+        """Joins a block that is not in the free list with its free neighbours; the bytes it gains."""
+        before, after, size = block.prev, block.next, block.size
         if before is not None and not before.used and before.mapped == block.mapped:
-            free.remove(before) if before.mapped else free.unmapped.remove(before)
+            free.remove(before)
             block.address, block.size = before.address, block.size + before.size
             link(before.prev, block)
         if after is not None and not after.used and after.mapped == block.mapped:
-            free.remove(after) if after.mapped else free.unmapped.remove(after)
+            free.remove(after)
             block.size += after.size
             link(block, after.next)
-        return block
+        return block.size - size
 
     # ---- growing and giving back
 
-    def _room(self, size: int) -> bool:
+    def _search(self, size: int, stream: int, pool: Pool) -> Block | None:
+        free = self.free_list(pool, small=is_small(size))
+        free.searches += 1
+        return self.find(free, size, stream, expandable=self.expands(pool))
+
+    def _has_room(self, size: int) -> bool:
         return self.settings.limit is None or self.counters.reserved + size <= self.settings.limit
 
-    def _grow(self, free: FreeList, size: int, stream: int, pool: Pool) -> Block | None:
+    def _grow(self, size: int, stream: int, pool: Pool) -> Block | None:
         """A free block of at least `size` from the driver; None where the device is full."""
         wanted = segment_size(size, self.settings)
-        if not self._room(wanted):
+        if not self._has_room(wanted):
             return None
-        if self.settings.expandable:
-            return self._expand(free, size, stream, pool)
+        if self.expands(pool):
+            return expand(self, size, stream, pool)
         address = self.driver.allocate(wanted)
         if address is None:
             return None
         self.counters.device_allocs += 1
-        [block] = self.adopt(Segment(address, wanted, stream, pool, is_small(size)), [(wanted, False)])
+        segment = Segment(address, wanted, stream, pool, is_small(size))
+        return self.adopt(segment, [(wanted, 0, False, True)])[0]
+
+    def _last_resorts(self, size: int, stream: int, pool: Pool) -> Block | None:
+        """The device is full: overflow pools, oversize blocks, at last everything cached."""
+        if self.settings.throw_on_oom and not self._has_room(segment_size(size, self.settings)):
+            self.counters.oom_rejections += 1
+            return None
+        block = self._overflow(size, stream) if pool == DEFAULT_POOL else None
+        if block is None and self._release_oversize(size, stream, pool):
+            block = self._grow(size, stream, pool)
+        if block is None and not self.capturing:
+            self.release_cached()
+            self.counters.retries += 1
+            if self.search_after_release:
+                block = self._search(size, stream, pool)
+            block = block or self._grow(size, stream, pool)
         return block
 
-    def _page(self, *, small: bool) -> int:
-        return SMALL_SEGMENT if small else self.settings.large_segment
+    def _overflow(self, size: int, stream: int) -> Block | None:
+        """A free block of a private pool that serves the default pool in need."""
+        for pool in [p for p, rules in self.rules.items() if rules.use_on_oom]:
+            free = self.free_list(pool, small=is_small(size))
+            free.searches += 1
+            block = self.find(free, size, stream, expandable=False)
+            if block is not None:
+                return block
+        return None
 
-    def _whole_pages(self, block: Block) -> tuple[int, int]:
-        """Start and end of the whole pages inside a block of an expandable segment."""
-        page, base = self._page(small=block.segment.small), block.segment.address
-        start = base + -(-(block.address - base) // page) * page
-        return start, base + (block.address + block.size - base) // page * page
+    def _release_oversize(self, size: int, stream: int, pool: Pool) -> bool:
+        """With a split limit: gives back oversize blocks of this stream until `size` is covered.
 
-    def _expand(self, free: FreeList, size: int, stream: int, pool: Pool) -> Block | None:
-        """Maps pages behind a free block (or at a hole) that has room for `size`."""
-        block = next((b for b in map(_start, free.unmapped) if b.stream == stream and _run(b) >= size), None)
-        if block is None:
-            page = self._page(small=is_small(size))
-            va = -(-self.va_bytes // page) * page
-            segment = Segment(self._next_va, va, stream, pool, is_small(size), expandable=True)
-            self._next_va += 2 * va
-            self.segments[segment.address] = segment
-            block = Block(segment.address, va, stream, segment, mapped=False)
-            free.unmapped.append(block)
-        while not block.mapped or block.size < size:
-            have = block.size if block.mapped else 0
-            mapped = self._map(free, block.next if block.mapped else block, size - have)
-            if mapped is None:
-                return None
-            block = mapped
-        return block
-
-    def _map(self, free: FreeList, hole: Block | None, size: int) -> Block | None:
-        """Maps the first pages of an unmapped range; the block that they then belong to."""
-        if hole is None:
-            return None
-        page = self._page(small=hole.segment.small)
-        size = min(-(-size // page) * page, hole.size)
-        if self.driver.allocate(size) is None:
-            return None
-        self.counters.maps += size // page
-        self.counters.reserve(size)
-        free.unmapped.remove(hole)
-        if hole.size > size:
-            rest = Block(hole.address + size, hole.size - size, hole.stream, hole.segment, mapped=False)
-            link(rest, hole.next)
-            link(hole, rest)
-            hole.size = size
-            free.unmapped.append(rest)
-            free.unmapped.sort(key=lambda b: b.address)
-        hole.mapped = True
-        free.add(self._merged(free, hole))
-        return hole
-
-    def _unmap(self, free: FreeList, block: Block) -> None:
-        """Gives back the whole pages inside a free block of an expandable segment."""
-        start, end = self._whole_pages(block)
-        if end <= start:
-            return
-        free.remove(block)
-        left, right = start - block.address, block.address + block.size - end
-        if left:
-            front = Block(block.address, left, block.stream, block.segment)
-            link(block.prev, front)
-            link(front, block)
-            free.add(front)
-        if right:
-            back = Block(end, right, block.stream, block.segment)
-            link(back, block.next)
-            link(block, back)
-            free.add(back)
-        block.address, block.size, block.mapped = start, end - start, False
-        self.counters.reserve(start - end)
-        self.counters.unmaps += (end - start) // self._page(small=block.segment.small)
-        self.driver.release(start, end - start)
-        free.unmapped.append(self._merged(free, block))
-        free.unmapped.sort(key=lambda b: b.address)
-
-    def drop(self, free: FreeList, block: Block) -> None:
-        """Gives a whole free segment back to the driver."""
-        free.remove(block)
-        segment = block.segment
-        del self.segments[segment.address]
-        self.counters.reserve(-segment.size)
-        self.counters.device_frees += 1
-        self.driver.release(segment.address, segment.size)
-
-    def _release_oversize(self, free: FreeList, size: int, stream: int) -> bool:
-        """With a split limit: gives back oversize blocks of this stream until `size` is covered."""
+        A block that is no whole segment (left by other settings) is passed over like an expandable one.
+        """
         split = self.settings.max_split
         if split is None:
             return False
-        want = max(size, split)
-        mine = [b for b in free.whole() if b.stream == stream]
-        if fit := next((b for b in mine if b.size >= want), None):
-            self.drop(free, fit)
+        free, want, total = self.free_list(pool, small=is_small(size)), max(size, split), 0
+        at = free.from_size(stream, want)
+        first = free.blocks[free.keys[at]] if at < len(free.keys) else None
+        if first is not None and first.stream == stream and not first.split and not first.segment.expandable:
+            self.drop(first)
             return True
-        total = 0
-        for block in reversed([b for b in mine if b.size >= split]):
-            if total >= want:
+        for block in [free.blocks[k] for k in reversed(free.keys[:at])]:
+            if total >= want or block.size < split or block.stream != stream:
                 break
-            total += block.size
-            self.drop(free, block)
+            if not block.split and not block.segment.expandable:
+                total += block.size
+                self.drop(block)
         return total >= want
 
     def _collect_garbage(self) -> None:
@@ -375,26 +342,62 @@ class CachingAllocator:
         if not self.settings.gc_threshold or limit is None:
             return
         target = self.counters.reserved - int(self.settings.gc_threshold * limit)
-        free = self.free_list(DEFAULT, small=False)
-        while target > 0 and (whole := free.whole()):
-            ages = [free.searches - b.born for b in whole]
-            mean = sum(ages) / len(ages)
-            for block, age in zip(whole, ages, strict=True):
-                if age >= mean:
-                    target -= block.size
-                    self.drop(free, block)
+        free = self.free_list(DEFAULT_POOL, small=False)
+        while target > 0:
+            ages = [(free.searches - b.born, b) for b in free.in_order() if not b.split]
+            total = sum(age for age, _ in ages)
+            old = [b for age, b in ages if age * len(ages) >= total and not b.segment.expandable]
+            if not old:
+                return
+            for block in old:
+                target -= block.size
+                self.drop(block)
 
+    def _release_pool(self, pool: Pool, kinds: tuple[bool, bool]) -> None:
+        for small in kinds:
+            free = self.free_list(pool, small=small)
+            pages = [b for b in free.in_order() if b.segment.expandable]
+            for block in free.whole():
+                self.drop(block)
+            for block in pages:
+                start, end = whole_pages(block)
+                if start < end:
+                    unmap_range(self, block, start, end)
 
-def _start(hole: Block) -> Block:
-    """Where mapping a hole would begin to serve: its free mapped predecessor, or itself."""
-    before = hole.prev
-    return before if before is not None and before.mapped and not before.used else hole
+    def drop(self, block: Block) -> None:
+        """Gives a whole free segment back to the driver."""
+        segment = block.segment
+        self.list_of(segment).remove(block)
+        del self.segments[segment.address]
+        self.count_reserved(segment, -segment.size)
+        self.counters.device_frees += 1
+        self.driver.release(segment.address, segment.size)
 
+    # ---- counting
 
-def _run(block: Block) -> int:
-    """Bytes of free or unmapped neighbours from a block on."""
-    total = 0
-    at: Block | None = block
-    while at is not None and not at.used:
-        total, at = total + at.size, at.next
-    return total
+    def count_reserved(self, segment: Segment, size: int) -> None:
+        """Counts bytes of a segment taken from (or, negative, given back to) the driver."""
+        sign = 0 if segment.expandable else (1 if size > 0 else -1)
+        self.counters.reserve(size, sign)
+        self.usage[segment.small].reserve(size, sign)
+        if sign and self._oversize(segment.size):
+            self.counters.oversize_segments += sign
+
+    def _oversize(self, size: int) -> bool:
+        return self.settings.max_split is not None and size >= self.settings.max_split
+
+    def _count_used(self, block: Block) -> None:
+        self.counters.hand_out(block.size, block.requested)
+        self.usage[block.segment.small].hand_out(block.size, block.requested)
+        self.counters.oversize_allocations += self._oversize(block.size)
+
+    def _count_freed(self, block: Block) -> None:
+        self.counters.allocated -= block.size
+        self.usage[block.segment.small].allocated -= block.size
+        self.counters.oversize_allocations -= self._oversize(block.size)
+
+    def _count_split(self, segment: Segment, change: int) -> None:
+        if change and not segment.expandable:
+            self.counters.set_split(change)
+            self.usage[segment.small].set_split(change)
+

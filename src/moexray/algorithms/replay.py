@@ -1,24 +1,37 @@
-"""Replays a recorded allocation history: exactly (the self-check), or under other settings.
+"""Replays a recorded allocation history with its settings against its addresses: the self-check.
 
-The end of a history is known (the snapshot's segments), its start is not: `start_state` walks the
-events backwards to it. A block that lived at the start and died later left its true size nowhere;
-its slack (see algorithms/blocks.py) is inferred from who moved in behind it.
+Growth and releases follow the recording, so that one difference does not become many; each is compared
+with what the allocator would have done. Words: see algorithms/blocks.py.
 
-Source: the method of DESIGN's allocator replay; see docs/decisions/020.
+Source: the method of the allocator replay in docs/decisions/020.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from dataclasses import dataclass, field
-from enum import IntEnum
-from typing import NamedTuple
+from dataclasses import dataclass
+from itertools import pairwise
 
-from moexray.algorithms.allocator import CachingAllocator
-from moexray.algorithms.blocks import SMALL_SIZE, Block, Pool, Segment, Settings, is_small, round_size
+from moexray.algorithms.allocator import VA_BYTES, CachingAllocator
+from moexray.algorithms.blocks import (
+    SMALL_SEGMENT,
+    Block,
+    ContradictionError,
+    FreeList,
+    Pool,
+    Segment,
+    is_small,
+    link,
+    round_size,
+    segment_size,
+)
+from moexray.algorithms.device import Device
+from moexray.algorithms.expandable import growth, map_range, next_step, open_segment, unmap_range, whole_pages
+from moexray.algorithms.history import Action, Event, History, PrivatePlaces, SegmentState
+from moexray.algorithms.start_state import Ambiguous, start_state
 
 __all__ = [
     "Action",
+    "Ambiguous",
     "Check",
     "Device",
     "Event",
@@ -30,214 +43,60 @@ __all__ = [
     "start_state",
 ]
 
-
-class Action(IntEnum):
-    """What an entry of a history says."""
-
-    ALLOC = 0
-    FREE_REQUESTED = 1
-    FREE_COMPLETED = 2
-    SEGMENT_ALLOC = 3
-    SEGMENT_FREE = 4
-    SEGMENT_MAP = 5
-    SEGMENT_UNMAP = 6
-    SNAPSHOT = 7
-    OOM = 8
-    UNKNOWN = 9
-
-
-class Event(NamedTuple):
-    """One entry: size is the requested size (alloc, free) or the segment's (segment_*), bytes."""
-
-    action: Action
-    address: int
-    size: int
-    stream: int = 0
-    pool: Pool | None = None
+GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
+INSIDE = (*GROWTH, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)  # may happen inside a request
 
 
 @dataclass(frozen=True, slots=True)
-class SegmentState:
-    """A segment of a snapshot with its blocks (address, size, requested size, used), in order."""
-
-    address: int
-    size: int
-    stream: int
-    small: bool = False
-    pool: Pool = (0, 0)
-    blocks: tuple[tuple[int, int, int, bool], ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """Events of one device in order, and the segments at their end."""
-
-    events: tuple[Event, ...]
-    segments: tuple[SegmentState, ...]
-    settings: Settings = field(default_factory=Settings)
-
-
-@dataclass(slots=True)
 class Check:
-    """How far a replay agrees with the recording: (agreed, total) per kind."""
+    """How far a replay agrees with the recording: (agreed, total) per kind.
+
+    Args:
+        placements: Requests that got the recorded address.
+        segment_allocs: Segments and mapped ranges, of the size and at the moment as recorded.
+        segment_frees: Freed segments and unmapped ranges that could be given back like that.
+        final_blocks: Blocks (address, size, in use) of the snapshot, and of either side in total.
+        ambiguous: Blocks of the start whose size nothing tells; where the front of a history is
+            missing they are what an inexact replay may come from.
+        contradiction: Why the history cannot be replayed at all; "" if it can.
+    """
 
     placements: tuple[int, int] = (0, 0)
     segment_allocs: tuple[int, int] = (0, 0)
     segment_frees: tuple[int, int] = (0, 0)
     final_blocks: tuple[int, int] = (0, 0)
-    ambiguous_blocks: int = 0
+    ambiguous: tuple[Ambiguous, ...] = ()
+    contradiction: str = ""
+
+    @property
+    def ambiguous_blocks(self) -> int:
+        """How many blocks are ambiguous."""
+        return len(self.ambiguous)
 
     @property
     def exact(self) -> bool:
         """Everything that can be compared agrees."""
         parts = (self.placements, self.segment_allocs, self.segment_frees, self.final_blocks)
-        return all(agreed == total for agreed, total in parts)
-
-
-class Device:
-    """A device; segments get the addresses in `recorded` first, else fresh ones.
-
-    Args:
-        capacity: Bytes it can give; None is endless.
-    """
-
-    def __init__(self, capacity: int | None = None) -> None:
-        self.capacity, self.used, self.next = capacity, 0, 1 << 48
-        self.recorded: list[tuple[int, int]] = []
-        self.matched = 0
-
-    def allocate(self, size: int) -> int | None:
-        """See algorithms.allocator.Driver."""
-        if self.capacity is not None and self.used + size > self.capacity:
-            return None
-        self.used += size
-        for i, (address, wanted) in enumerate(self.recorded):
-            if wanted == size:
-                del self.recorded[i]
-                self.matched += 1
-                return address
-        address, self.next = self.next, self.next + size
-        return address
-
-    def release(self, address: int, size: int) -> None:
-        """See algorithms.allocator.Driver."""
-        del address
-        self.used -= size
-
-
-class PrivatePlaces:
-    """Where private pools lie, for histories that do not write the pool of an event."""
-
-    def __init__(self, history: History) -> None:
-        private = (s for s in history.segments if s.pool != (0, 0))
-        self._ranges = sorted((s.address, s.address + s.size, s.pool) for s in private)
-        self._starts = [start for start, _, _ in self._ranges]
-
-    def pool(self, address: int) -> Pool:
-        """The private pool whose segment holds the address, else the default pool."""
-        at = bisect_left(self._starts, address + 1) - 1
-        return self._ranges[at][2] if at >= 0 and address < self._ranges[at][1] else (0, 0)
-
-
-def start_state(history: History) -> tuple[list[SegmentState], int]:
-    """The segments before the first event, walked backwards from the end.
-
-    Returns:
-        (segments, ambiguous): blocks whose slack nothing tells count as ambiguous.
-    """
-    live: dict[int, int] = {}  # address -> requested size
-    sizes: dict[int, int] = {}  # true block size where the end state still holds it
-    segments = {s.address: s for s in history.segments}
-    for s in history.segments:
-        for address, size, requested, used in s.blocks:
-            if used:
-                live[address], sizes[address] = requested, size
-    for e in reversed(history.events):
-        if e.action == Action.ALLOC:
-            live.pop(e.address, None)
-            sizes.pop(e.address, None)
-        elif e.action == Action.FREE_COMPLETED:
-            live[e.address] = e.size
-            sizes.pop(e.address, None)
-        elif e.action == Action.SEGMENT_ALLOC:
-            segments.pop(e.address, None)
-        elif e.action == Action.SEGMENT_FREE:
-            segments[e.address] = SegmentState(e.address, e.size, e.stream, pool=e.pool or (0, 0))
-    segments = {a: _with_pool(s, live, history) for a, s in segments.items()}
-    return _with_blocks(history, segments, live, sizes)
-
-
-def _with_pool(s: SegmentState, live: dict[int, int], history: History) -> SegmentState:
-    """Whether a segment that is gone at the end was of the small pool (2 MiB and small tenants)."""
-    if s.blocks:
-        return s
-    inside = [n for a, n in live.items() if s.address <= a < s.address + s.size]
-    allocs = (e for e in history.events if e.action == Action.ALLOC)
-    later = (e.size for e in allocs if 0 <= e.address - s.address < s.size)
-    first = inside[0] if inside else next(later, 0)
-    small = s.size == 2 << 20 and is_small(round_size(first))
-    return SegmentState(s.address, s.size, s.stream, small, s.pool)
-
-
-def _with_blocks(
-    history: History, segments: dict[int, SegmentState], live: dict[int, int], sizes: dict[int, int]
-) -> tuple[list[SegmentState], int]:
-    """Fills each segment with its live blocks and the gaps between them."""
-    addresses = sorted(live)
-    known = {a: round_size(n, history.settings) for a, n in live.items()}
-    out, unknown = [], {}
-    for s in sorted(segments.values(), key=lambda x: x.address):
-        inside = addresses[bisect_left(addresses, s.address) : bisect_left(addresses, s.address + s.size)]
-        for i, a in enumerate(inside):
-            end = inside[i + 1] if i + 1 < len(inside) else s.address + s.size
-            gap = end - a - known[a]
-            if a in sizes:
-                known[a] = sizes[a]
-            elif not s.small and 0 < gap <= SMALL_SIZE:
-                known[a] += gap
-            elif not s.small and gap > 0:
-                unknown[a + known[a]] = a
-    ambiguous = _infer_slack(history, unknown, known)
-    for s in sorted(segments.values(), key=lambda x: x.address):
-        inside = addresses[bisect_left(addresses, s.address) : bisect_left(addresses, s.address + s.size)]
-        blocks, at = [], s.address
-        for a in inside:
-            if a > at:
-                blocks.append((at, a - at, 0, False))
-            blocks.append((a, known[a], live[a], True))
-            at = a + known[a]
-        if at < s.address + s.size:
-            blocks.append((at, s.address + s.size - at, 0, False))
-        out.append(SegmentState(s.address, s.size, s.stream, s.small, s.pool, tuple(blocks)))
-    return out, ambiguous
-
-
-def _infer_slack(history: History, unknown: dict[int, int], known: dict[int, int]) -> int:
-    """Whoever moves in within 1 MiB behind a block tells where that block ended."""
-    ends = sorted(unknown)
-    for e in history.events:
-        if not ends:
-            break
-        if e.action == Action.ALLOC:
-            at = bisect_left(ends, e.address + 1) - 1
-            if at >= 0 and e.address - ends[at] <= SMALL_SIZE:
-                known[unknown[ends[at]]] += e.address - ends[at]
-                del ends[at]
-        elif e.action == Action.FREE_COMPLETED:
-            end = e.address + known.get(e.address, 0)
-            at = bisect_left(ends, end)
-            if at < len(ends) and ends[at] == end and unknown[end] == e.address:
-                del ends[at]
-    return len(ends)
+        return not self.contradiction and all(agreed == total for agreed, total in parts)
 
 
 def load(allocator: CachingAllocator, device: Device, segments: list[SegmentState]) -> dict[int, Block]:
     """Puts the start state into an allocator; its used blocks by address."""
     tenants: dict[int, Block] = {}
     for s in segments:
-        segment = Segment(s.address, s.size, s.stream, s.pool, s.small)
-        device.used += s.size
-        parts = [(size, used) for _, size, _, used in s.blocks]
+        segment = Segment(s.address, s.size, s.stream, s.pool, s.small, s.page)
+        parts, at = [], s.address
+        for address, size, requested, used in s.blocks:
+            if address > at:
+                parts.append((address - at, 0, False, False))
+            parts.append((size, requested, used, True))
+            at = address + size
+        if at < s.address + s.size:
+            parts.append((s.address + s.size - at, 0, False, False))
+        if s.expandable:
+            device.used += sum(size for size, _, _, mapped in parts if mapped)
+        else:
+            device.occupy(s.address, s.size)
         for block in allocator.adopt(segment, parts):
             if block.used:
                 tenants[block.address] = block
@@ -245,54 +104,215 @@ def load(allocator: CachingAllocator, device: Device, segments: list[SegmentStat
 
 
 def replay(history: History) -> Check:
-    """Replays the recorded settings against the recorded addresses: the self-check."""
-    segments, ambiguous = start_state(history)
-    device = Device()
-    allocator = CachingAllocator(history.settings, device)
-    tenants: dict[int, Block] = load(allocator, device, segments)
-    places = PrivatePlaces(history)
-    hits = placed = freed = frees = asked = 0
-    for e in history.events:
-        if e.action == Action.SEGMENT_ALLOC:
-            device.recorded.append((e.address, e.size))
-            asked += 1
-        elif e.action == Action.SEGMENT_FREE:
-            frees += 1
-            freed += _give_back(allocator, e)
-        elif e.action == Action.ALLOC:
-            placed += 1
-            block = allocator.malloc(e.size, e.stream, e.pool or places.pool(e.address))
-            hits += block.address == e.address
-            tenants[e.address] = block
-        elif e.action == Action.FREE_COMPLETED and e.address in tenants:
-            allocator.free(tenants.pop(e.address))
+    """Replays the recorded settings against the recorded addresses.
+
+    A history that contradicts itself gives a check that says so.
+    """
+    try:
+        segments, ambiguous = start_state(history)
+        follower = _Follower(history, segments)
+        for before, e in pairwise((None, *history.events)):
+            if e is not None:
+                follower.see(e, before)
+        follower.flush()
+    except ContradictionError as reason:
+        allocs = sum(1 for e in history.events if e.action == Action.ALLOC)
+        return Check(placements=(0, allocs), contradiction=str(reason))
     return Check(
-        placements=(hits, placed),
-        segment_allocs=(device.matched, asked),
-        segment_frees=(freed, frees),
-        final_blocks=_compare(allocator, tenants, history.segments),
-        ambiguous_blocks=ambiguous,
+        placements=(follower.agreed[Action.ALLOC], follower.total[Action.ALLOC]),
+        segment_allocs=follower.both(*GROWTH),
+        segment_frees=follower.both(Action.SEGMENT_FREE, Action.SEGMENT_UNMAP),
+        final_blocks=follower.compare(history.segments),
+        ambiguous=ambiguous,
     )
 
 
-def _give_back(allocator: CachingAllocator, e: Event) -> bool:
-    """Frees a recorded segment; False where it is not a whole free segment of that size here."""
-    segment = allocator.segments.get(e.address)
-    if segment is None or segment.size != e.size:
-        return False
-    free = allocator.free_list(segment.pool, small=segment.small)
-    key = (segment.stream, segment.size, segment.address)
-    if key not in free.blocks:
-        return False
-    allocator.drop(free, free.blocks[key])
-    return True
+class _Follower:
+    """Follows a history event by event.
+
+    What a request does inside (frees that it completes, segments it frees and gets) stands before its
+    alloc entry: it is held in `group` until that entry tells the request.
+    """
+
+    def __init__(self, history: History, segments: list[SegmentState]) -> None:
+        self.device = Device(order="recorded")
+        va = history.va_bytes or VA_BYTES
+        self.allocator = CachingAllocator(history.settings, self.device, va_bytes=va)
+        self.tenants = load(self.allocator, self.device, segments)
+        self.places = PrivatePlaces(history)
+        self.waiting: set[int] = set()
+        self.group: list[Event] = []
+        self.agreed = dict.fromkeys(Action, 0)
+        self.total = dict.fromkeys(Action, 0)
+
+    def both(self, *actions: Action) -> tuple[int, int]:
+        """(agreed, total) of several actions."""
+        return sum(self.agreed[a] for a in actions), sum(self.total[a] for a in actions)
+
+    def see(self, e: Event, before: Event | None) -> None:
+        """Takes the next event; `before` is the one before it."""
+        if e.action == Action.ALLOC:
+            self._serve(e)
+        elif e.action in INSIDE:
+            self.group.append(e)
+        elif e.action == Action.FREE_REQUESTED:
+            self.flush()
+            self.waiting.add(e.address)
+        elif e.action == Action.FREE_COMPLETED:
+            late = e.address in self.waiting and before != e._replace(action=Action.FREE_REQUESTED)
+            self.waiting.discard(e.address)
+            if late:
+                self.group.append(e)
+            else:
+                self.flush()
+                self._apply(e, None)
+        elif e.action == Action.OOM:
+            self._serve(e)
+
+    def flush(self) -> None:
+        """Applies what no request follows: an empty_cache()."""
+        for e in self.group:
+            self._apply(e, None)
+        self.group.clear()
+
+    def _serve(self, e: Event) -> None:
+        """A request with all that happened inside it."""
+        size, pool = round_size(e.size, self.allocator.settings), self.places.of(e)
+        ask = _Ask(size, e.stream, pool, self.allocator.free_list(pool, small=is_small(size)))
+        grown, missed = None, False
+        for inner in self.group:
+            missed = missed or (grown is None and self._find(ask) is None)
+            grown = self._apply(inner, ask) or grown
+        self.group.clear()
+        if e.action == Action.OOM:
+            return
+        block = self._find(ask) if grown is None or grown.key not in ask.free.blocks else grown
+        right = block is not None and block.address == e.address and (grown is None or missed)
+        self.agreed[Action.ALLOC] += right
+        self.total[Action.ALLOC] += 1
+        if block is None or block.address != e.address:
+            block = self._carve(ask, e.address) or block or self._somewhere(ask)
+        expandable = self.allocator.expands(pool)
+        self.tenants[e.address] = self.allocator.take(block, size, e.size, expandable=expandable)
+
+    def _find(self, ask: _Ask) -> Block | None:
+        expandable = self.allocator.expands(ask.pool)
+        return self.allocator.find(ask.free, ask.size, ask.stream, expandable=expandable)
+
+    def _carve(self, ask: _Ask, address: int) -> Block | None:
+        """The free memory at a recorded address, so that the replay goes on as recorded."""
+        for block in ask.free.blocks.values():
+            end = block.address + block.size
+            if block.stream == ask.stream and block.address <= address and address + ask.size <= end:
+                return _cut_front(ask.free, block, address)
+        return None
+
+    def _somewhere(self, ask: _Ask) -> Block:
+        """Memory that the recording does not know, for a request that it knows."""
+        wanted = segment_size(ask.size, self.allocator.settings)
+        address = self.device.allocate(wanted)
+        if address is None:
+            raise ContradictionError("a simulated device without a limit is full")
+        segment = Segment(address, wanted, ask.stream, ask.pool, is_small(ask.size))
+        return self.allocator.adopt(segment, [(wanted, 0, False, True)])[0]
+
+    def _apply(self, e: Event, ask: _Ask | None) -> Block | None:
+        """Does as recorded and counts whether the allocator would have; the free block that growth gave."""
+        if e.action == Action.FREE_COMPLETED:
+            if e.address in self.tenants:
+                self.allocator.free(self.tenants.pop(e.address))
+            return None
+        act = {
+            Action.SEGMENT_ALLOC: self._segment_alloc,
+            Action.SEGMENT_FREE: self._segment_free,
+            Action.SEGMENT_MAP: self._segment_map,
+            Action.SEGMENT_UNMAP: self._segment_unmap,
+        }[e.action]
+        right, block = act(e, ask)
+        self.total[e.action] += 1
+        self.agreed[e.action] += right
+        return block
+
+    def _segment_alloc(self, e: Event, ask: _Ask | None) -> tuple[bool, Block | None]:
+        if e.size <= 0 or not self.device.is_free(e.address, e.size):
+            return False, None
+        pool = ask.pool if ask else self.places.of(e)
+        small = is_small(ask.size) if ask else e.size == SMALL_SEGMENT
+        right = ask is not None and e.stream == ask.stream and not self.allocator.expands(pool)
+        right = right and ask is not None and e.size == segment_size(ask.size, self.allocator.settings)
+        self.device.occupy(e.address, e.size)
+        segment = Segment(e.address, e.size, e.stream, pool, small)
+        return right, self.allocator.adopt(segment, [(e.size, 0, False, True)])[0]
+
+    def _segment_free(self, e: Event, ask: _Ask | None) -> tuple[bool, Block | None]:
+        del ask
+        segment = self.allocator.segments.get(e.address)
+        if segment is None or segment.size != e.size or segment.expandable:
+            return False, None
+        block = self.allocator.list_of(segment).blocks.get((segment.stream, segment.size, segment.address))
+        if block is None:
+            return False, None
+        self.allocator.drop(block)
+        return True, None
+
+    def _segment_map(self, e: Event, ask: _Ask | None) -> tuple[bool, Block | None]:
+        small = is_small(ask.size) if ask else e.size == SMALL_SEGMENT
+        pool = ask.pool if ask else self.places.of(e)
+        free = self.allocator.free_list(pool, small=small)
+        start = growth(free, ask.size, ask.stream) if ask else None
+        inside = [h for h in free.holes_of(e.stream) if h.address <= e.address < h.address + h.size]
+        hole = max(inside, key=lambda h: h.segment.address, default=None)
+        if hole is None:
+            hole = open_segment(self.allocator, e.stream, pool, small=small, address=e.address)
+            start = start or hole
+        if e.size <= 0 or e.address + e.size > hole.address + hole.size:
+            return False, None
+        right = ask is not None and start is not None and next_step(start, ask.size) == (hole, e.size)
+        right = right and hole.address == e.address
+        return right, map_range(self.allocator, _cut_front(free, hole, e.address), e.size)
+
+    def _segment_unmap(self, e: Event, ask: _Ask | None) -> tuple[bool, Block | None]:
+        del ask
+        end = e.address + e.size
+        for segment in self.allocator.segments.values():
+            if not segment.expandable or segment.stream != e.stream or segment.address > e.address:
+                continue
+            for block in self.allocator.list_of(segment).blocks.values():
+                inside = block.address <= e.address and end <= block.address + block.size
+                if inside and block.segment is segment:
+                    if whole_pages(block) != (e.address, end):
+                        return False, None
+                    unmap_range(self.allocator, block, e.address, end)
+                    return True, None
+        return False, None
+
+    def compare(self, segments: tuple[SegmentState, ...]) -> tuple[int, int]:
+        """Blocks (address, size, used) at the end against the snapshot's."""
+        want = {(a, n, used) for s in segments for a, n, _, used in s.blocks}
+        have = {(b.address, b.size, True) for b in self.tenants.values()}
+        have |= {(b.address, b.size, False) for b in self.allocator.all_free()}
+        return len(want & have), len(want | have)
 
 
-def _compare(
-    allocator: CachingAllocator, tenants: dict[int, Block], segments: tuple[SegmentState, ...]
-) -> tuple[int, int]:
-    """Blocks (address, size, used) at the end against the snapshot's."""
-    want = {(a, n, used) for s in segments for a, n, _, used in s.blocks}
-    have = {(b.address, b.size, True) for b in tenants.values()}
-    have |= {(b.address, b.size, False) for b in allocator.all_free()}
-    return len(want & have), len(want | have)
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """A request: its rounded size, where it may be served."""
+
+    size: int
+    stream: int
+    pool: Pool
+    free: FreeList
+
+
+def _cut_front(free: FreeList, block: Block, address: int) -> Block:
+    """Splits a free block or hole so that it begins at an address."""
+    if block.address == address:
+        return block
+    free.remove(block)
+    front = Block(block.address, address - block.address, block.stream, block.segment, mapped=block.mapped)
+    link(block.prev, front)
+    link(front, block)
+    block.address, block.size = address, block.size - front.size
+    free.add(front)
+    free.add(block)
+    return block

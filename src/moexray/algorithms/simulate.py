@@ -1,23 +1,37 @@
 """A recorded history under other allocator settings: what would have happened.
 
-The requests and frees stay as recorded, with their order and streams; addresses, segments and
+The requests and frees stay as recorded, with their order, streams and delays; addresses, segments and
 failures are the simulation's own. Words: see algorithms/blocks.py and algorithms/replay.py.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from moexray.algorithms.allocator import CachingAllocator, OutOfMemoryError
-from moexray.algorithms.replay import Action, Device, History, PrivatePlaces, SegmentState, load, start_state
+from moexray.algorithms.allocator import VA_BYTES, CachingAllocator, OutOfMemoryError
+from moexray.algorithms.blocks import DEFAULT_POOL, PoolRules, segment_size
+from moexray.algorithms.device import Device, Order
+from moexray.algorithms.history import Action, PrivatePlaces
+from moexray.algorithms.replay import load
+from moexray.algorithms.start_state import start_state
 
 if TYPE_CHECKING:
     from moexray.algorithms.blocks import Block, Pool, Settings
+    from moexray.algorithms.history import Event, History, SegmentState
 
 __all__ = ["Outcome", "Plan", "prepare", "simulate", "smallest_capacity"]
 
+# Kinds of steps.
+ALLOC = 0
+DEFER = 1  # a free that other streams hold up
+FREE = 2  # a free, or the end of a deferred one
+TRY = 3  # a request that failed when it was recorded: what it gets, it gives back at once
 EMPTY_CACHE = -1
+FREEABLE = -2  # nobody uses a private pool any more
+
+Step = tuple[int, int, int, int, "Pool"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,19 +40,24 @@ class Plan:
 
     Args:
         start: Segments before the first event.
-        ambiguous: Blocks at the start whose slack nothing tells.
-        steps: (kind, address, size, stream, pool): kind 0 allocates, 2 frees, -1 is an
-            empty_cache().
-        capacity: (least, below): the device gave `least` bytes at least; a recorded retry shows
-            that it could not give `below`. None where nothing shows it.
+        ambiguous: How many blocks at the start have a size that nothing tells; Check lists them.
+        steps: (kind, address, size, stream, pool): 0 allocates, 1 begins a deferred free, 2 frees,
+            3 tries a request that failed in the recording, -1 is an empty_cache(), -2 says that a
+            private pool may be given back.
+        capacity: (least, below): the device gave `least` bytes at least; a recorded retry or failure
+            shows that it could not give `below`. None where nothing shows it.
         recorded_reserved: Reserved bytes after each allocation, as recorded.
+        places: (address, size) of the recorded segments, in order.
+        va_bytes: Address space of an expandable segment.
     """
 
     start: tuple[SegmentState, ...]
     ambiguous: int
-    steps: tuple[tuple[int, int, int, int, Pool], ...]
+    steps: tuple[Step, ...]
     capacity: tuple[int, int | None]
     recorded_reserved: tuple[int, ...]
+    places: tuple[tuple[int, int], ...] = ()
+    va_bytes: int = VA_BYTES
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,37 +79,106 @@ def prepare(history: History) -> Plan:
 
     Freed segments followed by a new one are a retry if reserved memory would have passed its
     highest mark without them, else an empty_cache(): the recording does not tell them apart, so an
-    empty_cache() at the very peak counts as a retry.
+    empty_cache() at the very peak counts as a retry. Before a failed request they are its retry.
+
+    Raises:
+        ContradictionError: the history contradicts itself (a ValueError).
     """
     start, ambiguous = start_state(history)
-    places = PrivatePlaces(history)
-    begin = sum(s.size for s in start)
-    most = _most_reserved(history, begin)
-    reserved, freed, below = begin, 0, None
-    steps: list[tuple[int, int, int, int, Pool]] = []
-    curve: list[int] = []
-    for e in history.events:
+    maker = _Maker(history, _reserved(start))
+    for e, after in pairwise((*history.events, None)):
+        if e is not None:
+            maker.see(e, after)
+    maker.settle(retry=False)
+    return Plan(
+        tuple(start), len(ambiguous), tuple(maker.steps), (maker.most, maker.below), tuple(maker.curve),
+        tuple((e.address, e.size) for e in history.events if e.action == Action.SEGMENT_ALLOC),
+        history.va_bytes or VA_BYTES,
+    )  # fmt: skip
+
+
+def _reserved(start: list[SegmentState]) -> int:
+    """Bytes of segments and mapped pages."""
+    return sum(sum(b[1] for b in s.blocks) if s.expandable else s.size for s in start)
+
+
+class _Maker:
+    """Turns events into steps.
+
+    Frees completed late and given-back segments may belong to the request that follows: they are held
+    in `late` and `freed` until it is seen.
+    """
+
+    def __init__(self, history: History, begin: int) -> None:
+        self.history, self.places = history, PrivatePlaces(history)
+        self.most = _most_reserved(history, begin)
+        self.below: int | None = None
+        self.steps: list[Step] = []
+        self.curve: list[int] = []
+        self.late: list[Step] = []
+        self.freed, self.reserved, self.retry = 0, begin, False
+        self.deferred: set[int] = set()
+        self.freeable: set[Pool] = set()
+
+    def see(self, e: Event, after: Event | None) -> None:
+        """Takes the next event; `after` is the one that follows."""
+        pool = self.places.of(e)
         if e.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
-            freed += e.size
-            continue
-        if freed:
-            before, reserved = reserved, reserved - freed
-            grows = e.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-            if grows and before + e.size > most:  # the device could not give it: a retry
-                below = min(before + e.size, below or before + e.size)
-            else:
-                steps.append((EMPTY_CACHE, 0, 0, 0, (0, 0)))
-            freed = 0
-        if e.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
-            reserved += e.size
+            if pool != DEFAULT_POOL and pool not in self.freeable:
+                self.freeable.add(pool)
+                self.steps.append((FREEABLE, 0, 0, 0, pool))
+            self.freed += e.size
+        elif e.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
+            if self.freed and self.reserved + e.size > self.most:  # the device could not give it
+                self._refused(self.reserved + e.size)
+            self.reserved += e.size - self.freed
+            if self.freed and not self.retry:
+                self.steps += [*self.late, (EMPTY_CACHE, 0, 0, 0, DEFAULT_POOL)]
+                self.late.clear()
+            self.freed = 0
         elif e.action == Action.ALLOC:
-            steps.append((0, e.address, e.size, e.stream, e.pool or places.pool(e.address)))
-            curve.append(reserved)
+            self._request((ALLOC, e.address, e.size, e.stream, pool))
+            self.curve.append(self.reserved)
+        elif e.action == Action.OOM:
+            self._refused(self.reserved - self.freed + segment_size(e.size, self.history.settings))
+            self.reserved, self.freed = self.reserved - self.freed, 0
+            self._request((TRY, e.address, e.size, e.stream, pool))
+        elif e.action == Action.FREE_REQUESTED:
+            self.settle(retry=False)
+            if after != e._replace(action=Action.FREE_COMPLETED):
+                self.deferred.add(e.address)
+                self.steps.append((DEFER, e.address, e.size, e.stream, DEFAULT_POOL))
         elif e.action == Action.FREE_COMPLETED:
-            steps.append((2, e.address, e.size, e.stream, (0, 0)))
-    if freed:
-        steps.append((EMPTY_CACHE, 0, 0, 0, (0, 0)))
-    return Plan(tuple(start), ambiguous, tuple(steps), (most, below), tuple(curve))
+            step = (FREE, e.address, e.size, e.stream, DEFAULT_POOL)
+            if e.address in self.deferred:
+                self.deferred.discard(e.address)
+                self.late.append(step)
+            else:
+                self.settle(retry=False)
+                self.steps.append(step)
+
+    def settle(self, *, retry: bool) -> None:
+        """Writes what was held back: in a retry the simulation gives back by itself."""
+        if self.freed:
+            self.reserved -= self.freed
+            self.freed = 0
+            if not retry:
+                self.steps.append((EMPTY_CACHE, 0, 0, 0, DEFAULT_POOL))
+        self.steps += self.late
+        self.late.clear()
+        self.retry = False
+
+    def _refused(self, size: int) -> None:
+        self.below = min(size, self.below or size)
+        self.retry = True
+
+    def _request(self, step: Step) -> None:
+        if self.retry:  # it was refused before it waited for other streams
+            self.steps.append(step)
+            self.settle(retry=True)
+        else:
+            self.settle(retry=False)
+            self.steps.append(step)
 
 
 def _most_reserved(history: History, begin: int) -> int:
@@ -105,7 +193,12 @@ def _most_reserved(history: History, begin: int) -> int:
 
 
 def simulate(
-    plan: Plan, settings: Settings, *, capacity: int | None = None, search_after_release: bool = False
+    plan: Plan,
+    settings: Settings,
+    *,
+    capacity: int | None = None,
+    search_after_release: bool = False,
+    order: Order = "ascending",
 ) -> Outcome:
     """Replays the requests of a history under other settings.
 
@@ -114,26 +207,41 @@ def simulate(
         settings: The settings to try.
         capacity: Bytes the device can give to this process; None is endless.
         search_after_release: See CachingAllocator.
+        order: In which order the device chooses addresses; see Device.
 
     Returns:
         Peaks, stuck bytes at the end, retries, out-of-memory errors, segment operations. A request
         that fails is left out, and so is its free.
     """
-    device = Device(capacity)
-    allocator = CachingAllocator(settings, device, search_after_release=search_after_release)
+    device = Device(capacity, order=order, places=plan.places)
+    allocator = CachingAllocator(
+        settings, device, va_bytes=plan.va_bytes, search_after_release=search_after_release
+    )
     tenants: dict[int, Block] = load(allocator, device, list(plan.start))
+    tickets: dict[int, int] = {}
     reserved: list[int] = []
     for kind, address, size, stream, pool in plan.steps:
-        if kind == 0:
+        if kind in (ALLOC, TRY):
             try:
-                tenants[address] = allocator.malloc(size, stream, pool)
+                block = allocator.malloc(size, stream, pool)
+                if kind == ALLOC:
+                    tenants[address] = block
+                else:
+                    allocator.free(block)
             except OutOfMemoryError:
                 tenants.pop(address, None)
-            reserved.append(allocator.counters.reserved)
+            if kind == ALLOC:
+                reserved.append(allocator.counters.reserved)
+        elif kind == DEFER and address in tenants:
+            tickets[address] = allocator.defer(tenants.pop(address))
+        elif kind == FREE and address in tickets:
+            allocator.complete(tickets.pop(address))
+        elif kind == FREE and address in tenants:
+            allocator.free(tenants.pop(address))
         elif kind == EMPTY_CACHE:
             allocator.release_cached()
-        elif address in tenants:
-            allocator.free(tenants.pop(address))
+        elif kind == FREEABLE:
+            allocator.rules[pool] = PoolRules(freeable=True)
     c = allocator.counters
     return Outcome(
         peak_reserved=c.peak_reserved,
@@ -154,7 +262,7 @@ def smallest_capacity(plan: Plan, settings: Settings, *, step: int = 64 << 20) -
     peak that an endless device would see.
     """
     free = simulate(plan, settings)
-    start = sum(s.size for s in plan.start)
+    start = _reserved(list(plan.start))
     low, high = max(free.peak_allocated, start), free.peak_reserved
     while high - low > step:
         middle = (low + high) // 2
