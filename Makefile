@@ -77,4 +77,4 @@ bench: $(RUN)
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \
 		.pytest_cache .mypy_cache .ruff_cache .import_linter_cache
-	find $(wildcard src tests benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +
+	find $(wildcard src tests tools benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +
