@@ -20,10 +20,11 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Batch, Run
 
-__all__ = ["Load", "Mismatch", "config", "folder", "loads", "over_senders", "rank_of"]
+__all__ = ["MIN_WINDOW", "Load", "Mismatch", "config", "folder", "loads", "over_senders", "rank_of"]
 
 WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
+MAX_CELLS = 1 << 24  # of a cube of counts (128 MiB)
 _RANK = lazy(r"(?:rank|_r|_|ep|tp|dp|gpu)[_-]?(\d+)(?=\D*$)", re.IGNORECASE)
 _NAMED_RANK = lazy(r"(?:rank|ep_?|gpu)[_-]?\d+(?=\D*$)", re.IGNORECASE)
 
@@ -89,8 +90,14 @@ def config(run: Run, key: str) -> float | None:
     return values.pop() if len(values) == 1 else None
 
 
-def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
-    """Every load in the run, files of ranks summed, and the files that could not be."""
+def loads(run: Run, dummy_run: int, *, windows: int = WINDOWS) -> tuple[list[Load], list[Mismatch]]:
+    """Every load in the run, files of ranks summed, and the files that could not be.
+
+    Args:
+        run: What was read.
+        dummy_run: Identical rows of choices in a row that are warm-up.
+        windows: At most so many windows are made of a stream of choices, MIN_WINDOW tokens each or more.
+    """
     found: list[Load] = []
     mismatches: list[Mismatch] = []
     groups: dict[tuple[Any, ...], list[Batch]] = {}
@@ -112,7 +119,7 @@ def loads(run: Run, dummy_run: int) -> tuple[list[Load], list[Mismatch]]:
         )  # fmt: skip
     counted = {s for load in found for s in load.sources}
     seen = [b for b in run.batches("routes") if b.source not in counted]
-    found.extend(load for b in seen if (load := _from_routes(b, dummy_run)))
+    found.extend(load for b in seen if (load := _from_routes(b, dummy_run, windows)))
     return found, mismatches
 
 
@@ -250,7 +257,7 @@ def dummy_tokens(ids: np.ndarray, limit: int) -> np.ndarray:
     return np.repeat(np.diff(edges) >= limit, np.diff(edges))
 
 
-def _from_routes(batch: Batch, dummy_run: int) -> Load | None:
+def _from_routes(batch: Batch, dummy_run: int, windows: int) -> Load | None:
     """Counts per window of tokens from router choices, warm-up rows set aside."""
     layer, ids = np.asarray(batch.columns["layer"]), np.asarray(batch.columns["ids"])
     layers = np.unique(layer)
@@ -264,7 +271,8 @@ def _from_routes(batch: Batch, dummy_run: int) -> Load | None:
     stack = stack[:, keep]
     experts = int(batch.attrs.get("num_experts") or 0)
     units = max(experts, int(stack.max()) + 1)
-    count = max(1, min(WINDOWS, stack.shape[1] // MIN_WINDOW))
+    most = min(windows, MAX_CELLS // max(len(layers) * units, 1))
+    count = max(1, min(most, stack.shape[1] // MIN_WINDOW))
     edges = np.linspace(0, stack.shape[1], count + 1).astype(int)
     cube = np.zeros((count, len(layers), units), np.int64)
     for w in range(count):

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.analyse.routing_stats import by_chance, js, js_floor
+from moexray.algorithms.drift import js, js_floor
+from moexray.analyse.routing_stats import by_chance
 
 if TYPE_CHECKING:
     from moexray.analyse.routing_ranks import Ranks
@@ -104,9 +105,9 @@ def _points(
     while b < len(windows) - 1:
         mix = mix + windows[b - 1] if b > start + 1 else windows[start]
         size = float(mix.sum())
-        far, limit = js(mix, windows[b]), max(floor_factor * js_floor(units, totals[b], size), quiet)
+        far, limit = float(js(mix, windows[b])), max(floor_factor * js_floor(units, totals[b], size), quiet)
         if far > limit:
-            again = js(mix, windows[b + 1])
+            again = float(js(mix, windows[b + 1]))
             if again > max(floor_factor * js_floor(units, totals[b + 1], size), quiet) and steps[b] < far:
                 found.append((b, far, limit))
                 start = b

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from moexray.core.run import Batch, Run
 
 __all__ = [
-    "LayerBalance", "Ranks", "ep_size", "launched_ep", "layer_balance", "mean_and_time", "placements",
-    "to_ranks", "whole_model",
+    "LayerBalance", "Ranks", "ep_size", "launched_ep", "layer_balance", "logical_tokens", "mean_and_time",
+    "placements", "to_ranks", "whole_model",
 ]  # fmt: skip
 
 MAX_BLOCKS = 64
@@ -193,6 +193,21 @@ def _maps_of_layers(batch: Batch, load: Load, step: int) -> np.ndarray:
     known = {int(y): i for i, y in enumerate(labels)}
     picks = [known.get(int(y), i if i < len(slots) else 0) for i, y in enumerate(load.layers)]
     return np.asarray(slots[picks])
+
+
+def logical_tokens(ranks: Ranks) -> np.ndarray | None:
+    """[steps, layers, logical experts]; None where only slots or ranks were counted."""
+    load = ranks.load
+    if load.axis == "logical":
+        return load.tokens
+    if load.axis != "physical" or ranks.slots is None:
+        return None
+    out = np.zeros((*load.tokens.shape[:2], int(ranks.slots.max()) + 1), load.tokens.dtype)
+    for y in range(load.tokens.shape[1]):
+        used = ranks.slots[y] >= 0
+        for slot in np.flatnonzero(used):
+            out[:, y, ranks.slots[y][slot]] += load.tokens[:, y, slot]
+    return out
 
 
 def layer_balance(ranks: Ranks, chance: float) -> list[LayerBalance]:

@@ -6,7 +6,7 @@ from functools import lru_cache
 
 import numpy as np
 
-__all__ = ["by_chance", "cv", "gini", "js", "js_floor", "top_share"]
+__all__ = ["by_chance", "cv", "entropy", "gini", "top_share"]
 
 
 def gini(load: np.ndarray) -> float:
@@ -28,6 +28,15 @@ def top_share(load: np.ndarray, top: int) -> float:
     """Share of all choices that the `top` most loaded units take."""
     total = float(load.sum())
     return float(np.sort(load)[-top:].sum()) / total if total > 0 else float("nan")
+
+
+def entropy(load: np.ndarray) -> float:
+    """Entropy of a load vector over ln n: 1 even, 0 all on one unit; KL to even is (1 - this) * ln n."""
+    total = float(load.sum())
+    if total <= 0 or len(load) < 2:
+        return float("nan")
+    p = load[load > 0] / total
+    return float(-(p * np.log(p)).sum() / np.log(len(load)))
 
 
 @lru_cache(maxsize=4096)
@@ -54,20 +63,3 @@ def by_chance(mean: float, ranks: int) -> float:
     pmf = np.exp(log_pmf - log_pmf.max())
     cdf = np.cumsum(pmf) / pmf.sum()
     return float(mean / (low + (1.0 - cdf**ranks).sum()))
-
-
-def js(p: np.ndarray, q: np.ndarray) -> float:
-    """Jensen-Shannon divergence of two count vectors, nats (at most ln 2)."""
-    a, b = p / max(float(p.sum()), 1e-300), q / max(float(q.sum()), 1e-300)
-    parts = np.stack([a, b, (a + b) / 2])
-    entropy = -(parts * np.log(np.maximum(parts, 1e-300))).sum(axis=1)
-    return max(0.0, float(entropy[2] - (entropy[0] + entropy[1]) / 2))
-
-
-def js_floor(units: int, n: float, m: float) -> float:
-    """JS that two samples of n and m choices of one distribution show on average, nats.
-
-    Source: KL floor (E-1)/(2n) of a known reference; JS is a quarter of it at small distances, the
-    finite reference adds the same term.
-    """
-    return (units - 1) / 8 * (1 / max(n, 1.0) + 1 / max(m, 1.0))
