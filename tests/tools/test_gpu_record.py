@@ -15,7 +15,6 @@ from gpu_record import MIB, STEPS, Step, sequence
 from moexray.algorithms.allocator import CachingAllocator, OutOfMemoryError
 from moexray.algorithms.conf import parse
 from moexray.algorithms.replay import Device
-from moexray.core.errors import UsageError
 from moexray.readers.read_any import read_any
 from moexray.whatif.allocator import recordings
 
@@ -199,5 +198,3 @@ def test_the_whole_dry_run(tmp_path):
     steps = json.loads((tmp_path / "out" / "record.json").read_text())["steps"]
     assert [*steps] == [s.name for s in STEPS]
     assert all(f["bytes"] < gpu_steps.LARGEST_FILE for s in steps.values() for f in s["files"].values())
-    with pytest.raises(UsageError):  # profiles, not snapshots: no history to replay as yet
-        recordings(read_any([str(tmp_path / "out" / "streams.json.gz")]))
