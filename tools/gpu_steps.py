@@ -311,7 +311,7 @@ def costs(m: Cuda, save: Save) -> Result:
             seconds, pointer = _timed(driver_alloc, size)
             times["driver_alloc"].append(seconds)
             times["driver_free"].append(_timed(driver_free, pointer)[0])
-        medians = {k: round(statistics.median(v) * 1e6, 2) for k, v in times.items()}
+        medians = {k: _median_us(v) for k, v in times.items()}
         rows.append({"mib": mib, "microseconds": medians})
     return {"by_size": rows}
 
@@ -332,20 +332,20 @@ def counters(m: Cuda, save: Save) -> Result:
 
     count()
     graph, _ = m.capture(count)
-    random_ids, wrong, times = torch.Generator().manual_seed(SEED), 0, []
+    dice, wrong, replay, copy = torch.Generator().manual_seed(SEED), 0, [], []
     for _ in range(100):
-        fresh = torch.randint(experts, (pairs,), generator=random_ids)
+        fresh = torch.randint(experts, (pairs,), generator=dice)
         ids.copy_(fresh)
         m.synchronize()
-
-        def replay() -> None:
-            graph.replay()
-            host.copy_(counts, non_blocking=True)
-            m.synchronize()
-
-        times.append(_timed(replay)[0])
+        replay.append(_timed(lambda: (graph.replay(), m.synchronize()))[0])
+        copy.append(_timed(lambda: (host.copy_(counts, non_blocking=True), m.synchronize()))[0])
         wrong += not torch.equal(host.long(), torch.bincount(fresh, minlength=experts))
-    return {"replays": len(times), "wrong": wrong, "median_us": round(statistics.median(times) * 1e6, 2)}
+    medians = {"replay": _median_us(replay), "copy": _median_us(copy)}
+    return {"replays": len(replay), "wrong": wrong, "microseconds": medians}
+
+
+def _median_us(seconds: list[float]) -> float:
+    return round(statistics.median(seconds) * 1e6, 2)
 
 
 def _timed(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
