@@ -14,7 +14,7 @@ COUNTS = Table(
     "counts",
     "Token-expert pairs per unit: one row per recorded step and MoE layer (arrays). Facts of the "
     "batch: axis (logical, physical, rank), what (routed, combined), layout, ep_size, top_k, "
-    "tokens, num_logical, rank (the rank that wrote the file), sum_over_ranks.",
+    "tokens, num_logical, rank (the rank that wrote the file), sum_over_ranks, zero_rows (left out).",
     (
         Column("step", "int", "", "Engine step, iteration or window; row number where none is given."),
         Column("layer", "int", "", "Layer as the file numbers it; -1 where the file has one layer unnamed."),

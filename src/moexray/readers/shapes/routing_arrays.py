@@ -94,8 +94,8 @@ def put_counts(
         out.rows += len(at)  # read, if not used
         return
     filled = np.abs(flat).any(axis=1)
-    if not filled[keep].all():
-        empty = int((~filled & keep).sum())
+    empty = int((~filled & keep).sum())
+    if empty:
         out.notes.append(f"{empty} of {len(flat)} rows are zero (dense layers, unfilled buffer) and left out")
         keep &= filled
     axis = axis or _axis_by_size(units, facts)
@@ -117,6 +117,7 @@ def put_counts(
         name=name,
         layout=facts.layout,
         labelled=facts.steps is not None and len(facts.steps) == steps,
+        zero_rows=empty,
         **batch_facts(facts),
     )
 

@@ -1,0 +1,151 @@
+"""`moexray routing`: figures, drift and what was set aside."""
+
+import json
+
+import numpy as np
+import pytest
+from click.testing import CliRunner
+
+from moexray.faces.cli.routing import command
+
+
+def run(*args):
+    return CliRunner().invoke(command, [str(a) for a in args])
+
+
+def document(*args):
+    result = run(*args, "--format", "json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+def counts(path, array, **more):
+    np.savez(path, logical_count=np.asarray(array, np.int64), **more)
+    return path
+
+
+def routes(path, rng, parts, *, k=2, experts=16, layers=2):
+    """parts: [(tokens, shares of the experts)]."""
+    ids = [
+        np.stack([[rng.choice(experts, k, replace=False, p=mix) for _ in range(n)] for _ in range(layers)])
+        for n, mix in parts
+    ]
+    np.savez(path, topk_ids=np.concatenate(ids, axis=1).astype(np.int16), num_experts=experts)
+    return path
+
+
+def test_figures_by_hand(tmp_path):
+    doc = document(counts(tmp_path / "a.npz", [[[6, 2, 0, 0], [2, 2, 2, 2]]]))
+    assert doc["schema"] == "moexray.routing/1"
+    hot, even = doc["layers"]
+    assert (hot["tokens"], hot["experts"], hot["active_experts"], hot["hot_expert"]) == (8, 4, 2, 0)
+    assert hot["max_over_mean"] == pytest.approx(3)
+    assert hot["balancedness"] == pytest.approx(1 / 3)
+    assert hot["cv"] == pytest.approx(np.sqrt(6) / 2)  # deviations 4, 0, -2, -2 of mean 2
+    assert hot["load_variance"] == pytest.approx(6)
+    assert hot["gini"] == hot["skew_index"] == pytest.approx((-3 * 0 - 1 * 0 + 1 * 2 + 3 * 6) / (4 * 8))
+    assert hot["top1_share"] == pytest.approx(0.75)
+    assert hot["top3_share"] == pytest.approx(1)
+    assert hot["min_expert_share"] == 0
+    p = np.array([0.75, 0.25])
+    assert hot["entropy"] == pytest.approx(-(p * np.log(p)).sum() / np.log(4))
+    assert (even["balancedness"], even["gini"], even["entropy"]) == pytest.approx((1, 0, 1))
+
+
+def test_ranks_when_the_ep_size_is_stated(tmp_path):
+    path = counts(tmp_path / "a.npz", [[[6, 2, 0, 0]]])
+    [layer] = document(path, "--ep", 2)["layers"]
+    assert layer["balancedness"] == pytest.approx(4 / 8)  # ranks hold 8 and 0
+    [source] = document(path, "--ep", 2)["sources"]
+    assert (source["balancedness_over"], source["ep_size"]) == ("ranks", 2)
+    assert document(path)["sources"][0]["balancedness_over"] == "experts"
+
+
+def test_time_weighs_heavy_layers_more(tmp_path):
+    [source] = document(counts(tmp_path / "a.npz", [[[300, 100], [1, 1]]]))["sources"]
+    assert source["mean_balancedness"] == pytest.approx((200 / 300 + 1) / 2)
+    assert source["balancedness_of_time"] == pytest.approx(201 / 301)
+
+
+def test_identical_rows_and_empty_ones_are_set_aside(tmp_path):
+    rng = np.random.default_rng(0)
+    ids = np.concatenate([np.tile([[1, 2]], (500, 1)), [rng.choice(8, 2, replace=False) for _ in range(400)]])
+    np.savez(tmp_path / "r.npz", topk_ids=ids[None].astype(np.int16), num_experts=8)
+    [aside] = document(tmp_path / "r.npz")["set_aside"]
+    assert aside["rows"] == 500
+    cube = rng.integers(5, 90, (6, 2, 8))
+    cube[4:] = 0
+    [aside] = document(counts(tmp_path / "c.npz", cube))["set_aside"]
+    assert aside["rows"] == 4  # two steps of two layers
+
+
+def test_a_change_is_placed_and_the_stretches_are_compared(tmp_path):
+    rng = np.random.default_rng(1)
+    mixes = rng.dirichlet(np.full(16, 0.8), 2)
+    doc = document(routes(tmp_path / "s.npz", rng, [(2400, mixes[0]), (1600, mixes[1])]))
+    [change] = doc["change_points"]
+    assert abs(change["step"] - 2400) <= 64
+    assert change["windows_until_found"] <= 4
+    assert change["layers"] == [0, 1]
+    assert all(r["changed"] and r["js"] > 5 * r["js_floor"] for r in doc["drift"])
+
+
+def test_one_mix_stays_silent_and_its_halves_do_not_differ(tmp_path):
+    rng = np.random.default_rng(2)
+    doc = document(routes(tmp_path / "s.npz", rng, [(4000, rng.dirichlet(np.full(16, 0.8)))]))
+    assert doc["change_points"] == []
+    assert not any(r["changed"] for r in doc["drift"])
+    assert "no change of the mix" in run(tmp_path / "s.npz").output
+
+
+def test_two_files_are_compared_with_each_other(tmp_path):
+    rng = np.random.default_rng(3)
+    mixes = rng.dirichlet(np.full(16, 0.8), 2)
+    a = routes(tmp_path / "a.npz", rng, [(1600, mixes[0])])
+    b = routes(tmp_path / "b.npz", rng, [(1600, mixes[1])])
+    c = routes(tmp_path / "c.npz", rng, [(1600, mixes[1])])
+    rows = [r for r in document(a, b, c)["drift"] if r["from_source"] != r["to_source"]]
+    assert [r["changed"] for r in rows] == [True, True, False, False]
+
+
+def test_a_full_ring_buffer_has_no_order(tmp_path):
+    doc = document(counts(tmp_path / "a.npz", np.ones((4, 1, 8)) + np.arange(8)))
+    assert "windows" in doc["sources"][0]["drift_unknown"]
+
+
+@pytest.mark.parametrize(("bad", "word"), [(np.nan, "NaN"), (-3.0, "negative")])
+def test_a_bad_row_costs_that_row_and_is_named(tmp_path, bad, word):
+    cube = np.full((3, 1, 4), 5.0)
+    cube[1, 0, 2] = bad
+    np.savez(tmp_path / "bad.npz", logical_count=cube)
+    doc = document(tmp_path / "bad.npz")
+    assert doc["layers"][0]["tokens"] == 40
+    assert any(word in n for n in doc["sources"][0]["notes"] + [p["text"] for p in doc["problems"]])
+
+
+def test_nothing_but_bad_counts_is_an_error(tmp_path):
+    np.savez(tmp_path / "bad.npz", logical_count=np.full((1, 1, 4), np.nan))
+    result = run(tmp_path / "bad.npz")
+    assert result.exit_code == 2
+    assert "bad.npz" in result.output
+
+
+def test_more_ranks_than_experts_is_an_error(tmp_path):
+    result = run(counts(tmp_path / "a.npz", [[[6, 2, 0, 1]]]), "--ep", 8)
+    assert result.exit_code == 2
+    assert "--ep 8 ranks for 4 experts" in result.output
+
+
+def test_a_path_that_is_not_there():
+    result = run("nowhere.npz")
+    assert result.exit_code == 2
+    assert "nowhere.npz" in result.output
+
+
+def test_gate_probabilities_drift_without_choices(tmp_path):
+    rng = np.random.default_rng(4)
+    means = rng.normal(0, 1.5, (2, 1, 16))
+    logits = np.concatenate([rng.normal(m, 1.0, (1920, 16)) for m in means]).astype(np.float32)
+    np.savez(tmp_path / "g.npz", router_logits=logits[None])
+    [gate] = document(tmp_path / "g.npz")["gates"]
+    assert gate["change_tokens"] == [1920]
