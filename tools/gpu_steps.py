@@ -57,15 +57,13 @@ class Cuda:
 
     def facts(self) -> Result:
         about = torch.cuda.get_device_properties(0)
-        smi = subprocess.run(
-            ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"],
-            capture_output=True,
-            text=True,
-            timeout=20,
-            check=False,
-        )
+        ask = ["nvidia-smi", "--query-gpu=name,driver_version,memory.total", "--format=csv,noheader"]
+        try:
+            said = subprocess.run(ask, capture_output=True, text=True, timeout=20, check=False).stdout
+        except (OSError, subprocess.TimeoutExpired) as why:
+            said = str(why)
         out = {"gpu": about.name, "capability": (about.major, about.minor)}
-        out |= {"free_and_total_bytes": torch.cuda.mem_get_info(), "nvidia_smi": smi.stdout.splitlines()}
+        out |= {"free_and_total_bytes": torch.cuda.mem_get_info(), "nvidia_smi": said.splitlines()}
         return out | {"backend": torch.cuda.get_allocator_backend(), "cuda": torch.version.cuda}
 
     def state(self) -> Result:

@@ -126,9 +126,12 @@ def test_a_failed_request_is_left_out(monkeypatch):
 
 def test_calls_fit_torchs_signatures_and_a_snapshot_is_saved_without_folders(monkeypatch, tmp_path):
     """There is no device here: torch.cuda is replaced by doubles that check their arguments."""
-    names = ("init", "get_device_properties", "mem_get_info", "set_per_process_memory_fraction", "memory_stats")
+    names = ("init", "get_allocator_backend", "get_device_properties", "mem_get_info", "set_per_process_memory_fraction", "memory_stats")
     doubles = {name: create_autospec(getattr(torch.cuda, name)) for name in names}
-    doubles["get_device_properties"].return_value = SimpleNamespace(total_memory=80 << 30)
+    doubles["get_device_properties"].return_value = SimpleNamespace(
+        name="a GPU", total_memory=80 << 30, major=9, minor=0, multi_processor_count=132
+    )
+    doubles["mem_get_info"].return_value = (70 << 30, 80 << 30)
     doubles["memory_stats"].return_value = {"num_ooms": 0, "num_alloc_retries": 2}
     record = create_autospec(torch.cuda.memory._record_memory_history)
     document = samples.whole([samples.segment(samples.BASE, [(MIB, "a"), (MIB, "f")], kind="small")])
@@ -139,6 +142,8 @@ def test_calls_fit_torchs_signatures_and_a_snapshot_is_saved_without_folders(mon
     m = gpu_steps.Cuda("", 513)
     assert doubles["set_per_process_memory_fraction"].call_args.args == (513 * MIB / (80 << 30),)
     assert m.state() == {"room_bytes": 513 * MIB, "total_bytes": 80 << 30, "stats": {"num_alloc_retries": 2}}
+    monkeypatch.setenv("PATH", str(tmp_path))  # a container without nvidia-smi
+    assert m.facts()["gpu"] == "a GPU"
     path = tmp_path / "one.pickle.gz"
     m.save(path)
     assert b"/srv/app" not in gzip.decompress(path.read_bytes())
