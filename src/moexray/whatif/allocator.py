@@ -1,335 +1,298 @@
 """Which allocator setting would have served this history better: tried, not guessed.
 
 A recommendation is given only when the replay of the recorded settings agrees with the recording in
-every placement (the self-check), and when no feature in use forbids the setting.
+every placement (the self-check), and when no feature in use forbids the setting. Of a profile, which
+holds nothing to check against, it is a forecast and says so.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moexray.algorithms import conf
-from moexray.algorithms.blocks import Settings
-from moexray.algorithms.replay import Action, Check, Event, History, SegmentState, replay
-from moexray.algorithms.simulate import Outcome, Plan, prepare, simulate, smallest_capacity
+from moexray.algorithms.simulate import simulate
 from moexray.core.errors import UsageError
+from moexray.core.sizes import human_bytes
+from moexray.whatif.cases import Memory, prepare_cases
+from moexray.whatif.caveats import caveats, of_setting
+from moexray.whatif.conflicts import Conflict, Use, conflicts, launch_known
+from moexray.whatif.recordings import LeftOut, Recording, collect, recordings, total_memory
+from moexray.whatif.search import Case, Trial, fitted, measured, ranked, search
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Sequence
 
-    from moexray.core.run import Batch, Run
+    from moexray.algorithms.blocks import Settings
+    from moexray.algorithms.simulate import Outcome
+    from moexray.core.run import Run
 
 __all__ = [
     "Advice",
-    "Case",
+    "Conflict",
+    "Memory",
     "Recording",
-    "Trial",
+    "Study",
+    "Use",
     "advise",
-    "prepare_cases",
+    "gain",
     "recordings",
-    "search",
+    "study",
 ]
 
-MIB = 1 << 20
-GIB = 1 << 30
-# Least relative gain in peak reserved memory that is worth a change of setting; below it the order
-# of addresses, which the driver chooses, may decide.
+# Least relative gain in memory that is worth a change of setting; below it the order of addresses,
+# which the driver chooses, may decide.
 LEAST_GAIN = 0.02
-FITTED = 6  # best trials whose smallest capacity is searched
 LEAST_STUCK_GAIN = 0.10  # of the peak: memory that stays locked up between steps
-
-
-@dataclass(frozen=True, slots=True)
-class Recording:
-    """One device's history of one snapshot."""
-
-    source: str
-    device: int
-    rank: int | None
-    history: History
-    conf: str
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """A recording made ready: its self-check, its plan, the memory its device could give (bytes)."""
-
-    recording: Recording
-    check: Check
-    plan: Plan
-    capacity: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """One setting and what it gives in each case.
-
-    Args:
-        name: "as recorded" or the conf string.
-        settings: The setting; None for "as recorded", which may differ between the cases.
-        outcomes: One for each case.
-        capacities: Least device memory at which nothing fails, bytes, for each case; empty if
-            not searched.
-    """
-
-    name: str
-    settings: Settings | None
-    outcomes: tuple[Outcome, ...]
-    capacities: tuple[int, ...] = ()
-
-    @property
-    def total(self) -> tuple[int, int, int, int, int]:
-        """Sums over the cases: failures, retries, peak reserved, stuck, segment operations."""
-        parts = [(o.ooms, o.retries, o.peak_reserved, o.stuck, o.segment_operations) for o in self.outcomes]
-        return tuple(map(sum, zip(*parts, strict=True)))  # type: ignore[return-value]
+LINE = "PYTORCH_ALLOC_CONF={}"
 
 
 @dataclass(frozen=True, slots=True)
 class Advice:
-    """The line to set, or why there is none.
+    """The setting to use, or why there is none.
 
     Args:
-        line: e.g. "PYTORCH_ALLOC_CONF=expandable_segments:True"; None where nothing is advised.
+        conf: The string to set, "" for PyTorch's defaults; None where nothing is advised.
         reason: In one or two sentences, with numbers.
         trial: The trial that it rests on.
-        blocked: Settings that would have been better but must not be used here, and why.
+        blocked: Conflicts that forbid a setting that would have helped.
+        caveats: What to know before relying on it.
+        fresh: The restarted replay decided.
+        line: The variable to set.
     """
 
-    line: str | None
+    conf: str | None
     reason: str
     trial: Trial | None = None
-    blocked: tuple[str, ...] = ()
+    blocked: tuple[Conflict, ...] = ()
+    caveats: tuple[str, ...] = ()
+    fresh: bool = False
+    line: str | None = None
 
 
-def recordings(run: Run) -> list[Recording]:
-    """The histories of all snapshots of a run that can be replayed.
+@dataclass(frozen=True, slots=True)
+class Study:
+    """All that a what-if found: cases, the recorded settings, the others (best first), the advice."""
+
+    cases: tuple[Case, ...]
+    left_out: tuple[LeftOut, ...]
+    recorded: Trial | None
+    trials: tuple[Trial, ...]
+    advice: Advice
+
+
+def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Study:
+    """The whole experiment on the artefacts of a run.
+
+    Args:
+        run: What was read.
+        memory: What the user says of the device.
+        use: What the user says of the server.
+        confs: Settings to replay; where empty, all are searched.
 
     Raises:
-        UsageError: there is none; the message says what was missing.
+        UsageError: nothing in the run can be replayed, or a string that PyTorch would refuse.
     """
-    out, why = [], ["no allocator snapshot was read"]
-    for events in run.batches("snapshot_events"):
-        for row in (r for r in run.rows("snapshot") if r["source"] == events.source):
-            recording, reason = _recording(run, events, row)
-            if recording is None:
-                why.append(f"{row['source']}, device {row['device']}: {reason}")
-            else:
-                out.append(recording)
-    if not out:
-        hint = "record with torch.cuda.memory._record_memory_history(); see docs/capture.md"
-        raise UsageError("no history to replay", where="; ".join(why[-3:]), hint=hint)
-    return out
+    chosen = [(text, _asked(text)) for text in confs]
+    found, left = collect(run)
+    if not found and not left:
+        recordings(run)  # raises what was missing
+    cases, broken = prepare_cases(found, replace(memory, total=memory.total or total_memory(run)))
+    left += broken
+    if not cases:
+        reason = "; ".join(dict.fromkeys(f"{x.source}, device {x.device}: {x.reason}" for x in left))
+        return Study((), tuple(left), None, (), Advice(None, f"nothing to replay: {reason}"))
+    cut = False
+    if chosen:
+        recorded = fitted(cases, measured(cases, cases[0].recording.conf, None))
+        trials = [fitted(cases, measured(cases, text, _limits(cases, s))) for text, s in chosen]
+    else:
+        recorded, trials, cut = search(cases)
+    if broken:
+        where = f"{broken[0].source}, device {broken[0].device}"
+        advice = Advice(None, f"nothing is advised, since the history of {where} cannot be replayed")
+    else:
+        advice = advise(cases, recorded, trials, conflicts(run, found, use))
+    known = launch_known(run, found, use)
+    more = caveats(cases, fresh=advice.fresh, cut=cut, capacity_given=memory.capacity is not None)
+    if advice.trial is not None:
+        more = [*of_setting(cases, advice.trial, launch_known=known), *more]
+    return Study(tuple(cases), tuple(left), recorded, tuple(trials), replace(advice, caveats=tuple(more)))
 
 
-def _recording(run: Run, events: Batch, row: Mapping[str, Any]) -> tuple[Recording | None, str]:
-    import numpy as np
+def _limits(cases: Sequence[Case], settings: Settings) -> Settings:
+    """A setting under the memory limit of the cases."""
+    own = cases[0].settings
+    return replace(settings, limit=own.limit, fraction=own.fraction)
 
-    device = row["device"]
-    columns, pools = events.columns, events.attrs.get("pools") or ()
-    chosen = np.flatnonzero(np.asarray(columns["device"]) == device)
-    if len(chosen) < 2:
-        return None, "it holds no allocation history"
 
-    def take(name: str) -> list[int]:
-        return [int(x) for x in np.asarray(columns[name])[chosen]]
-
-    pool_ids = take("pool") if "pool" in columns else [-1] * len(chosen)
-    rows = zip(take("action"), take("address"), take("size_bytes"), take("stream"), pool_ids, strict=True)
-    history_events = tuple(Event(Action(a), at, n, s, _pool(pools, p)) for a, at, n, s, p in rows)
-    kinds = {e.action for e in history_events}
-    if Action.ALLOC in kinds and Action.FREE_REQUESTED in kinds and Action.FREE_COMPLETED not in kinds:
-        return None, "its history was recorded without free_completed entries"
-    written = row["settings"] or {}
-    text = str(written.get("PYTORCH_CUDA_ALLOC_CONF") or written.get("PYTORCH_ALLOC_CONF") or "")
+def _asked(text: str) -> Settings:
     try:
         settings, notes = conf.parse(text)
-    except ValueError as reason:
-        return None, f"its settings cannot be replayed ({reason})"
-    if written.get("expandable_segments"):
-        settings = replace(settings, expandable=True)
-    if settings.expandable or Action.SEGMENT_MAP in kinds:
-        return None, "it was recorded with expandable segments, whose replay has no self-check yet"
-    segments = _segments(run, row["source"], device)
-    history = History(history_events, segments, settings)
-    return Recording(row["source"], device, row["rank"], history, text, notes), ""
+    except ValueError as why:
+        hint = "write it as PYTORCH_ALLOC_CONF takes it, e.g. expandable_segments:True,max_split_size_mb:128"
+        raise UsageError(f"PyTorch would refuse --conf {text!r}: {why}", hint=hint) from why
+    if unknown := [n for n in notes if n.endswith("is not known")]:
+        raise UsageError(
+            f"PyTorch would refuse --conf {text!r}: {'; '.join(unknown)}", hint="check the spelling"
+        )
+    return settings
 
 
-def _pool(pools: Any, index: int) -> tuple[int, int] | None:
-    found = pools[index] if 0 <= index < len(pools) else None
-    return tuple(found) if found is not None else None
-
-
-def _segments(run: Run, source: str, device: int) -> tuple[SegmentState, ...]:
-    import numpy as np
-
-    [segments] = [b for b in run.batches("snapshot_segments") if b.source == source]
-    [blocks] = [b for b in run.batches("snapshot_blocks") if b.source == source]
-    owner = np.asarray(blocks.columns["segment"])
-    inside: dict[int, list[tuple[int, int, int, bool]]] = {}
-    names = ("address", "size_bytes", "requested_bytes", "state")
-    columns = [np.asarray(blocks.columns[n]).tolist() for n in names]
-    for at, address, size, requested, state in zip(owner.tolist(), *columns, strict=True):
-        inside.setdefault(at, []).append((address, size, requested, state != 0))
-    c, pools = segments.columns, segments.attrs.get("pools") or ()
-    out = []
-    for i in np.flatnonzero(np.asarray(c["device"]) == device).tolist():
-        pool = _pool(pools, int(c["pool"][i])) if "pool" in c else None
-        out.append(
-            SegmentState(
-                int(c["address"][i]), int(c["total_bytes"][i]), int(c["stream"][i]), bool(c["is_small"][i]),
-                pool or (0, 0), tuple(inside.get(i, ())),
-            )
-        )  # fmt: skip
-    return tuple(out)
-
-
-def grid(base: Settings) -> list[Settings]:
-    """The settings to try beside the recorded ones."""
-    plain = replace(base, expandable=False, max_split=None, roundup=(0,) * 16)
-    grow = replace(plain, expandable=True)
-    splits = [replace(plain, max_split=mb * MIB) for mb in (32, 64, 128, 256, 512, 1024)]
-    rounds = [replace(plain, roundup=(d,) * 16) for d in (2, 4, 8)]
-    pages = [replace(grow, large_segment=mb * MIB) for mb in (12, 40)]
-    both = [replace(grow, roundup=(4,) * 16), replace(splits[2], roundup=(4,) * 16)]
-    collect = [replace(plain, gc_threshold=share) for share in (0.6, 0.8)] if base.limit is not None else []
-    return [plain, grow, *splits, *rounds, *pages, *both, *collect]
-
-
-def prepare_cases(recorded: Iterable[Recording], capacity: int | None) -> list[Case]:
-    """Checks and prepares recordings.
-
-    Args:
-        recorded: From `recordings`.
-        capacity: Device memory in bytes as the user states it; where None, what a recorded retry
-            of any of the devices shows (one server has cards of one size).
-    """
-    made = [(r, replay(r.history), prepare(r.history)) for r in recorded]
-    shown = [plan.capacity[0] for _, _, plan in made if plan.capacity[1] is not None]
-    limit = capacity if capacity is not None else max(shown, default=None)
-    if capacity is None and limit is not None:
-        limit = max(limit, *(plan.capacity[0] for _, _, plan in made))
-    return [Case(r, check, plan, limit) for r, check, plan in made]
-
-
-def search(cases: list[Case], *, extra: Iterable[Settings] = (), local: int = 2) -> list[Trial]:
-    """Tries the grid on all cases, then the neighbours of the best, `local` times.
-
-    Returns:
-        Trials without doubles: the recorded settings first, then best first. The first few have
-        their smallest capacities, which is what ranks them: the room to the next failure.
-    """
-    own = tuple(simulate(c.plan, c.recording.history.settings, capacity=c.capacity) for c in cases)
-    step = max(sum(o.peak_allocated for o in own) // 100, 1)  # 1 % of the live peak is no difference
-
-    def badness(trial: Trial) -> tuple[float, ...]:
-        return _badness(trial, step)
-
-    tried: dict[Settings, Trial] = {}
-    todo = [*grid(cases[0].recording.history.settings), *extra]
-    for _ in range(local + 1):
-        for settings in todo:
-            if settings not in tried:
-                outcomes = tuple(simulate(c.plan, settings, capacity=c.capacity) for c in cases)
-                tried[settings] = Trial(conf.text(settings) or "(PyTorch's defaults)", settings, outcomes)
-        best = min(tried.values(), key=badness)
-        todo = _neighbours(best.settings) if best.settings else []
-    others: dict[tuple[Outcome, ...], Trial] = {}
-    for trial in sorted(tried.values(), key=badness):
-        if trial.outcomes != own:
-            others.setdefault(trial.outcomes, trial)  # settings of equal effect: the simplest one
-    rest = list(others.values())
-    first = sorted((_fitted(cases, t) for t in rest[:FITTED]), key=badness)
-    return [_fitted(cases, Trial("as recorded", None, own)), *first, *rest[FITTED:]]
-
-
-def _fitted(cases: list[Case], trial: Trial) -> Trial:
-    settings = [trial.settings or c.recording.history.settings for c in cases]
-    fits = (smallest_capacity(c.plan, s) for c, s in zip(cases, settings, strict=True))
-    return replace(trial, capacities=tuple(fits))
-
-
-def _badness(trial: Trial, step: int) -> tuple[float, ...]:
-    """Failures, then retries (each stops the device), memory in steps of `step` bytes, simplicity."""
-    ooms, retries, reserved, stuck, calls = trial.total
-    need = sum(trial.capacities) if trial.capacities else reserved + stuck
-    return (ooms, retries, need // step, _trust(trial.settings), calls)
-
-
-def _trust(settings: Settings | None) -> int:
-    """Options beyond the defaults; those that are tuned to the sizes of one history count double."""
-    if settings is None:
-        return 0
-    return sum(1 if part.startswith("expandable") else 2 for part in conf.text(settings).split(",") if part)
-
-
-def _neighbours(settings: Settings) -> list[Settings]:
-    out = []
-    if settings.max_split is not None:
-        sizes = (settings.max_split // 2, settings.max_split * 2)
-        out += [replace(settings, max_split=n) for n in sizes if n >= settings.large_segment]
-    divisions = settings.roundup[0]
-    if divisions > 1 and len(set(settings.roundup)) == 1:
-        out += [replace(settings, roundup=(d,) * 16) for d in (divisions // 2, divisions * 2) if d > 1]
-    return out
-
-
-def advise(cases: list[Case], trials: list[Trial], forbidden: Mapping[str, str]) -> Advice:
+def advise(
+    cases: Sequence[Case], recorded: Trial, trials: Sequence[Trial], forbidden: Sequence[Conflict] = ()
+) -> Advice:
     """Chooses the best trial that is allowed and worth it, over all cases together.
 
-    Args:
-        cases: From `prepare_cases`.
-        trials: From `search`; the first is the recorded one.
-        forbidden: Option name -> why it must not be used here.
+    What is seen with the segments kept as they lay counts first; where that shows no gain and the
+    recording began midway, the replay from a restart decides. Neither may show harm.
     """
-    wrong = next((c for c in cases if not c.check.exact), None)
+    wrong = next((c for c in cases if c.check is not None and not c.check.exact), None)
     if wrong is not None:
-        hits, total = wrong.check.placements
-        where = f"{wrong.recording.source}, device {wrong.recording.device}"
-        return Advice(None, f"the replay of {where} agrees with {hits} of {total} placements only")
-    recorded = trials[0]
-    blocked: list[str] = []
-    for trial in trials[1:]:
-        if not _worth(recorded, trial):
+        return Advice(None, _inexact(wrong))
+    for fresh in (False, True) if any(c.midway for c in cases) else (False,):
+        order = ranked(recorded, trials, fresh=fresh)
+        good = [
+            t for t in order if _worth(recorded, t, fresh=fresh) and not _harms(recorded, t, fresh=not fresh)
+        ]
+        if not good:
             continue
-        text = conf.text(trial.settings or Settings())
-        why = next((f"{option}: {reason}" for option, reason in forbidden.items() if option in text), None)
-        if why is None:
-            line = f"PYTORCH_ALLOC_CONF={text}" if text else "PYTORCH_ALLOC_CONF= (unset it: the defaults)"
-            return Advice(line, _gain(recorded, trial), trial, tuple(dict.fromkeys(blocked)))
-        blocked.append(why)
-    live = sum(o.peak_allocated for o in recorded.outcomes)
-    share = 1 - live / max(sum(o.peak_reserved for o in recorded.outcomes), 1)
-    reason = (
-        f"no setting that may be used here is worth it: {share:.1%} of the peak is not live data. "
-        "Fewer or smaller live tensors would help, or memory outside this allocator given back"
+        barred = {id(t): [c for c in forbidden if c.option in t.name] for t in good}
+        blocked = tuple(dict.fromkeys(c for t in good for c in barred[id(t)]))
+        best = next((t for t in good if not barred[id(t)]), None)
+        if best is None:
+            words = gain(recorded, good[0], fresh=fresh)
+            reason = f"{good[0].name} would help ({words}), but must not be used here"
+            return Advice(None, reason, None, blocked, fresh=fresh)
+        reason = gain(recorded, best, fresh=fresh)
+        text = ",".join(filter(None, [*_kept(cases[0].recording.conf), best.name]))
+        return Advice(
+            text,
+            reason,
+            best,
+            blocked,
+            fresh=fresh,
+            line=LINE.format(text) if text else f"{LINE.format('')} (unset it: PyTorch's defaults)",
+        )
+    return Advice(None, _no_help(cases, recorded, trials))
+
+
+def _inexact(case: Case) -> str:
+    check = case.check
+    parts = [] if check is None else [
+        f"{hits} of {total} {name}"
+        for name, (hits, total) in (
+            ("placements", check.placements),
+            ("new segments", check.segment_allocs),
+            ("freed segments", check.segment_frees),
+            ("final blocks", check.final_blocks),
+        )
+        if hits != total
+    ]  # fmt: skip
+    where = f"{case.recording.source}, device {case.recording.device}"
+    return (
+        f"the replay of the recorded settings is not exact: in {where} only {', '.join(parts)} agree. What "
+        "other settings give is shown, but not advised"
     )
-    return Advice(None, reason, None, tuple(dict.fromkeys(blocked)))
 
 
-def _worth(recorded: Trial, trial: Trial) -> bool:
-    """Fewer failures or retries, or clearly less memory, and on no case more failures."""
-    pairs = list(zip(recorded.outcomes, trial.outcomes, strict=True))
-    if any(after.ooms > before.ooms for before, after in pairs):
+def _kept(text: str) -> list[str]:
+    """The recorded options that do not change where memory goes: they stay."""
+    return [
+        p
+        for p in text.replace(" ", "").split(",")
+        if p.partition(":")[0] in conf.IGNORED or p[:7] == "pinned_"
+    ]
+
+
+def _sums(seen: Sequence[Outcome]) -> tuple[int, int, int, int]:
+    """Over the cases: failures, retries, peak reserved, stuck bytes."""
+    parts = [(o.ooms, o.retries, o.peak_reserved, o.stuck) for o in seen]
+    ooms, retries, peak, stuck = (sum(column) for column in zip(*parts, strict=True))
+    return ooms, retries, peak, stuck
+
+
+def _worth(recorded: Trial, trial: Trial, *, fresh: bool) -> bool:
+    """It ends failures or retries, or takes clearly less memory; and no case fails more often."""
+    before, after = recorded.view(fresh=fresh), trial.view(fresh=fresh)
+    if any(b.ooms > a.ooms for a, b in zip(before, after, strict=True)):
         return False
-    a, b = recorded.total, trial.total
-    if a[:2] != b[:2]:
-        return b[:2] < a[:2]
-    return a[2] - b[2] >= LEAST_GAIN * a[2] or a[3] - b[3] >= LEAST_STUCK_GAIN * a[2]
+    (ooms, retries, peak, stuck), (ooms2, retries2, peak2, stuck2) = _sums(before), _sums(after)
+    if ooms:
+        return not ooms2  # fewer failures are no cure
+    if retries != retries2:
+        return retries2 < retries
+    if peak - peak2 >= LEAST_GAIN * peak:
+        return True
+    if peak2 > peak * (1 + LEAST_GAIN / 2):
+        return False
+    fits, fits2 = sum(recorded.fits(fresh=fresh)), sum(trial.fits(fresh=fresh))
+    return bool(fits2 and fits - fits2 >= LEAST_GAIN * fits) or stuck - stuck2 >= LEAST_STUCK_GAIN * peak
 
 
-def _gain(recorded: Trial, trial: Trial) -> str:
-    a, b = recorded.total, trial.total
+def _harms(recorded: Trial, trial: Trial, *, fresh: bool) -> bool:
+    """More failures or retries, or clearly more memory."""
+    before, after = _sums(recorded.view(fresh=fresh)), _sums(trial.view(fresh=fresh))
+    return after[:2] > before[:2] or (after[:2] == before[:2] and after[2] > before[2] * (1 + LEAST_GAIN))
+
+
+def gain(recorded: Trial, trial: Trial, *, fresh: bool) -> str:
+    """What a setting changes, in words with numbers."""
+    a, b = _sums(recorded.view(fresh=fresh)), _sums(trial.view(fresh=fresh))
     changes = [
-        f"{name} from {before} to {after}"
-        for name, before, after in (("failed requests", a[0], b[0]), ("retries", a[1], b[1]))
-        if before != after
+        f"{name} from {x} to {y}"
+        for name, x, y in (("failed requests", a[0], b[0]), ("retries", a[1], b[1]))
+        if x != y
     ]
+    fits = (sum(recorded.fits(fresh=fresh)), sum(trial.fits(fresh=fresh)))
+    sizes = [("peak reserved memory", a[2], b[2]), ("stuck memory", a[3], b[3])]
+    sizes += [("least memory that suffices", *fits)] if all(fits) else []
     changes += [
-        f"{name} from {before / GIB:.2f} to {after / GIB:.2f} GiB"
-        for name, before, after in (("peak reserved memory", a[2], b[2]), ("stuck memory", a[3], b[3]))
-        if abs(before - after) > GIB // 100
+        f"{name} from {human_bytes(x)} to {human_bytes(y)}"
+        for name, x, y in sizes
+        if abs(x - y) * 100 > max(a[2], 1)
     ]
-    devices = "" if len(trial.outcomes) == 1 else f" (sums over {len(trial.outcomes)} devices)"
-    return f"in this history it takes {', '.join(changes)}{devices}"
+    many = "" if len(trial.outcomes) == 1 else f" (sums over {len(trial.outcomes)} devices)"
+    start = "in this history, replayed as after a restart," if fresh else "in this history"
+    return f"{start} it takes {', '.join(changes)}{many}"
+
+
+def _no_help(cases: Sequence[Case], recorded: Trial, trials: Sequence[Trial]) -> str:
+    """Why no setting is advised, and what would help instead."""
+    ooms, retries, peak, _ = _sums(recorded.outcomes)
+    if ooms:
+        return _no_cure(cases, trials, ooms)
+    live = sum(o.peak_allocated for o in recorded.outcomes)
+    share = f"{1 - live / max(peak, 1):.1%} of the peak of {human_bytes(peak)} is not live data"
+    if retries:
+        return f"no setting that was tried ends the {retries} retries; {share}. {_INSTEAD}"
+    return f"no setting that was tried is worth it: {share}. {_INSTEAD}"
+
+
+_INSTEAD = (
+    "What would help: fewer or smaller live tensors (KV cache share, batch, chunk size), or memory outside "
+    "this allocator given back"
+)
+
+
+def _no_cure(cases: Sequence[Case], trials: Sequence[Trial], ooms: int) -> str:
+    needs = [
+        simulate(c.plan, replace(c.settings, limit=None)).peak_allocated
+        - (c.settings.limit or c.capacity or 0)
+        for c in cases
+    ]
+    if max(needs) > 0:
+        return (
+            f"no setting cures the failed requests ({ooms}): the live tensors alone need "
+            f"{human_bytes(max(needs))} more than there is. {_INSTEAD}"
+        )
+    nearest = ranked(trials[0], trials, fresh=False)[0] if trials else None
+    if nearest is None:
+        return f"no setting cures the failed requests ({ooms}). {_INSTEAD}"
+    left = sum(o.ooms for o in nearest.outcomes)
+    need = f" and would need {human_bytes(max(nearest.capacities))}" if nearest.capacities else ""
+    name = nearest.name or "PyTorch's defaults"
+    return (
+        f"no setting that was tried cures the failed requests ({ooms}), though the live tensors alone would "
+        f"fit: the nearest, {name}, leaves {left}{need}. {_INSTEAD}"
+    )

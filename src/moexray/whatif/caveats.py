@@ -1,0 +1,95 @@
+"""What a reader must know before relying on the result of a what-if: a sentence each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from moexray.algorithms import conf
+from moexray.core.sizes import human_bytes
+from moexray.whatif.profiles import CANNOT_KNOW
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moexray.algorithms.blocks import Settings
+    from moexray.whatif.search import Case, Trial
+
+__all__ = ["caveats", "of_setting"]
+
+
+def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bool) -> list[str]:
+    """What holds for the whole experiment.
+
+    Args:
+        cases: What was replayed.
+        fresh: The restarted replay decides, see whatif/search.py.
+        cut: The search ended early.
+        capacity_given: The user stated the capacity.
+    """
+    out = [
+        text for kind in dict.fromkeys(c.recording.kind for c in cases) for text in CANNOT_KNOW.get(kind, ())
+    ]
+    out += [note for c in cases for note in c.recording.notes]
+    if any(c.midway for c in cases):
+        old = human_bytes(max(sum(b[1] for s in c.plan.start for b in s.blocks) for c in cases))
+        out.append(f"{old} of segments existed before the first event: {_START[fresh]}")
+    if ambiguous := sum(c.plan.ambiguous for c in cases):
+        out.append(f"{ambiguous} blocks that lived at the start may be up to 1 MiB larger than assumed")
+    if all(c.capacity is None for c in cases):
+        out.append("the memory of the device is not known, so no request can fail here: give --capacity")
+    elif not capacity_given:
+        out.append(
+            f"the capacity of {human_bytes(cases[0].capacity or 0)} is inferred from a request that failed "
+            "in the recording; --capacity states it"
+        )
+    if any(s.pool != (0, 0) for c in cases for s in c.recording.history.segments):
+        out.append(
+            "private pools (CUDA graphs, MemPool) are in use; a MemPool with an allocator of its own does "
+            "not combine with expandable segments (--custom-pool)"
+        )
+    if cut:
+        out.append("the history is long: only a part of the settings was tried")
+    return list(dict.fromkeys(out))
+
+
+_START = {
+    False: "they are kept as they lay, so a setting shows only what it does to later requests",
+    True: "what lived in them is allocated afresh here, in the order of addresses, as after a restart; the "
+    "true order is unknown. Record from the start of the process for an exact answer",
+}
+
+
+def of_setting(cases: Sequence[Case], trial: Trial, *, launch_known: bool) -> list[str]:
+    """What holds for the setting that is advised."""
+    if trial.settings is None:
+        return []
+    text = conf.text(trial.settings)
+    out = []
+    if unproven := _unproven(cases, trial.settings):
+        out.append(
+            f"the rules of {', '.join(unproven)} are read from PyTorch's source, not confirmed on a GPU"
+        )
+    if "expandable_segments" in text and not launch_known:
+        out.append(
+            "no launch settings were given: check that custom all-reduce, CUDA IPC, sleep mode and MemPools "
+            "with an allocator of their own are not in use (--engine, --tp)"
+        )
+    if "max_split_size_mb" in text:
+        out.append(
+            "a split limit can make large requests fail in a phase that was not recorded, such as the "
+            "loading of weights"
+        )
+    if "large_segment_size_mb" in text:
+        out.append("large_segment_size_mb needs torch 2.11 or later")
+    if "garbage_collection_threshold" in text:
+        out.append("garbage_collection_threshold acts only under a memory fraction below 1")
+    if text:
+        out.append("torch before 2.9 reads PYTORCH_CUDA_ALLOC_CONF only; later, it wins where both are set")
+    return out
+
+
+def _unproven(cases: Sequence[Case], settings: Settings) -> list[str]:
+    """Options of a setting that no case was recorded with, or whose replay was not checked."""
+    proven = {p.partition(":")[0] for c in cases if c.check for p in conf.text(c.settings).split(",")}
+    names = [p.partition(":")[0] for p in conf.text(settings).split(",") if not p[:1].isdigit()]
+    return [n for n in dict.fromkeys(names) if n and n not in proven]

@@ -1,0 +1,87 @@
+import pytest
+
+from made_histories import growing, pinned
+from moexray.algorithms.blocks import Settings
+from moexray.readers.read_any import read_any
+from moexray.whatif.cases import Memory, prepare_cases
+from moexray.whatif.recordings import collect
+from moexray.whatif.search import measured
+from snapshot_samples import BASE, MIB, document, event, segment, temporary, write
+
+
+def collected(tmp_path, doc):
+    return collect(read_any([write(tmp_path / "made.pickle", doc)]))
+
+
+def test_what_a_program_set_at_run_time_counts(tmp_path):
+    doc = growing()
+    table = {str(1 << i): 4 for i in range(16)}
+    doc["allocator_settings"] |= {"max_split_size": 64 * MIB, "roundup_power2_divisions": table}
+    [recording], _ = collected(tmp_path, doc)
+    assert recording.history.settings == Settings(max_split=64 * MIB, roundup=(4,) * 16)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"PYTORCH_CUDA_ALLOC_CONF": "backend:cudaMallocAsync"}, "another allocator"),
+        ({"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:1"}, "max_split_size_mb"),
+    ],
+)
+def test_settings_that_cannot_be_replayed_are_told(tmp_path, change, why):
+    doc = growing()
+    doc["allocator_settings"] |= change
+    found, [left] = collected(tmp_path, doc)
+    assert not found
+    assert why in left.reason
+
+
+def test_a_history_without_completed_frees_is_told(tmp_path):
+    events = [e for e in temporary(BASE, 4 * MIB, 1) if e["action"] != "free_completed"]
+    found, [left] = collected(tmp_path, document([segment(BASE, [(20 * MIB, "f")])], events))
+    assert not found
+    assert "free_completed" in left.reason
+
+
+def test_two_files_of_one_content_are_two_recordings(tmp_path):
+    for name in ("a", "b"):
+        write(tmp_path / f"{name}.pickle", growing())
+    found, _ = collect(read_any([str(tmp_path)]))
+    assert sorted(r.source.rpartition("/")[2] for r in found) == ["a.pickle", "b.pickle"]
+
+
+def test_expandable_segments_are_replayed(tmp_path):
+    events = [event("segment_map", BASE, 20 * MIB), event("alloc", BASE, 12 * MIB)]
+    parts = [(12 * MIB, "a"), (8 * MIB, "f")]
+    doc = document([segment(BASE, parts, expandable=True)], events, settings={"expandable_segments": True})
+    found, _ = collected(tmp_path, doc)
+    [case], _ = prepare_cases(found)
+    assert case.check.exact
+    assert measured([case], "", None).outcomes[0].peak_reserved == 20 * MIB
+
+
+def test_the_capacity_is_what_a_failed_request_shows(tmp_path):
+    [recording], _ = collected(tmp_path, pinned(capacity=900))
+    [case], _ = prepare_cases([recording])
+    assert case.capacity == 900 * MIB
+    [case], _ = prepare_cases([recording], Memory(capacity=1 << 30))
+    assert case.capacity == 1 << 30
+
+
+def test_a_recording_that_begins_midway_is_also_replayed_from_a_restart(tmp_path):
+    """A tensor of 12 MiB lies in a segment of 512 that was there before; after a restart it has its own."""
+    parts = [(12 * MIB, "a"), (500 * MIB, "f")]
+    doc = document([segment(BASE, parts)], temporary(BASE + 12 * MIB, 500 * MIB, 1))
+    found, _ = collected(tmp_path, doc)
+    [case], _ = prepare_cases(found)
+    assert case.midway
+    trial = measured([case], "", None)
+    assert trial.outcomes[0].peak_reserved == 512 * MIB
+    assert trial.restarted[0].peak_reserved == (12 + 500) * MIB
+    assert (trial.outcomes[0].stuck, trial.restarted[0].stuck) == (500 * MIB, 0)
+
+
+def test_a_recording_from_the_start_has_one_replay(tmp_path):
+    found, _ = collected(tmp_path, growing())
+    [case], _ = prepare_cases(found)
+    assert not case.midway
