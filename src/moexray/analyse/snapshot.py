@@ -12,22 +12,27 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moexray.core.pattern import lazy
 from moexray.core.tables.snapshot import ACTIONS, STATES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from moexray.core.run import Row, Run
 
-__all__ = ["Columns", "Pool", "Shot", "faults", "is_action", "pools", "segment_state", "shots"]
+__all__ = [
+    "Columns", "Figures", "Pool", "Shot", "faults", "figures", "free_sizes", "is_action", "pools",
+    "segment_state", "servability", "shots",
+]  # fmt: skip
 
 Columns = dict[str, "NDArray[Any]"]
 
 INACTIVE, UNKNOWN_STATE = STATES.index("inactive"), len(STATES) - 1
 SMALL_PAGE = 2 << 20  # bytes mapped at once in the small pool (c10 kSmallBuffer)
 LARGE_PAGE = 20 << 20  # in the large pool (c10 kLargeBuffer)
+LARGE_SEGMENT = lazy(r"large_segment_size_mb\s*:\s*(\d{1,6})")
 SLACK = 512  # bytes; sizes that differ by rounding only
 
 
@@ -43,6 +48,8 @@ class Shot:
         marks: Columns of the annotations.
         sites: Call site of each stack.
         texts: Frames of each stack.
+        operators: Operator that each stack names, or "".
+        notes: Texts of user_metadata that name a scope or a step, by number.
         pool_ids: Pool ids by number; None is unknown.
         sound: Which segments do not contradict themselves.
         faults: (place, what) of each contradiction.
@@ -58,30 +65,53 @@ class Shot:
     marks: Columns
     sites: list[str]
     texts: list[str]
+    operators: list[str]
+    notes: tuple[str, ...]
     pool_ids: tuple[tuple[int, int] | None, ...]
     sound: NDArray[np.bool_]
     faults: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Pool:
-    """Figures of one pool of one device, sound segments only. Sizes in bytes.
+class Figures:
+    """Figures of some segments of one device, sound ones only. Sizes in bytes.
 
     Args:
-        id: None where the file names no pools: then all segments count as the default pool.
-        ratio: 1 - largest free block / free; 0 when nothing is free. Above 0.9 on healthy dumps.
-        ratio_of_all: 1 - largest free block / sum of all blocks, the incident report's variant.
+        largest_free_bytes: The largest free block.
+        stuck_bytes: Free bytes that empty_cache cannot give back.
     """
 
-    id: tuple[int, int] | None
     segments: int
     reserved_bytes: int
     active_bytes: int
     free_bytes: int
     largest_free_bytes: int
     stuck_bytes: int
-    ratio: float
-    ratio_of_all: float
+
+    @property
+    def ratio(self) -> float:
+        """1 - largest free block / free; 0 when nothing is free. Above 0.9 on healthy dumps."""
+        return 1 - self.largest_free_bytes / self.free_bytes if self.free_bytes else 0.0
+
+    @property
+    def ratio_of_all(self) -> float:
+        """1 - largest free block / sum of all blocks, the incident report's variant."""
+        return 1 - self.largest_free_bytes / self.reserved_bytes if self.reserved_bytes else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Pool(Figures):
+    """Figures of one pool, or of one stream of it.
+
+    Args:
+        id: None where the file names no pools: then all segments count as the default pool.
+        stream: Stream handle; None for all streams together.
+        rows: Which segments these are.
+    """
+
+    id: tuple[int, int] | None
+    stream: int | None
+    rows: NDArray[np.bool_]
 
     @property
     def private(self) -> bool:
@@ -112,7 +142,7 @@ def _shot(info: Row, tables: Mapping[str, Any]) -> Shot:
     inside = mine[owner]
     blocks = {k: np.asarray(v)[inside] for k, v in all_blocks.items()}
     blocks["segment"] = (np.cumsum(mine) - 1)[blocks["segment"]]
-    segments |= segment_state(segments, blocks)
+    segments |= segment_state(segments, blocks, _large_page(info["settings"]))
     found, sound = faults(segments, blocks)
     stacks, events, marks = tables.get("stacks"), tables.get("events"), tables.get("annotations")
     holder = events or tables["segments"]
@@ -127,10 +157,19 @@ def _shot(info: Row, tables: Mapping[str, Any]) -> Shot:
         marks=_of_device(marks, device) or {},
         sites=list(stacks.columns["site"]) if stacks else [""],
         texts=list(stacks.columns["text"]) if stacks else [""],
+        operators=list(stacks.columns["operator"]) if stacks else [""],
+        notes=tuple(holder.attrs.get("notes", ("",))),
         pool_ids=tuple(holder.attrs.get("pools", tables["segments"].attrs.get("pools", ()))),
         sound=sound,
         faults=(*found, *(info["faults"] or ())),
     )
+
+
+def _large_page(settings: Any) -> int:
+    """The page of expandable segments in the large pool: the setting where it is recorded."""
+    words = settings.get("PYTORCH_CUDA_ALLOC_CONF") if isinstance(settings, dict) else None
+    found = LARGE_SEGMENT.search(words) if isinstance(words, str) else None
+    return max(1, int(found[1])) << 20 if found else LARGE_PAGE
 
 
 def _of_device(batch: Any, device: int) -> Columns | None:
@@ -144,8 +183,14 @@ def _of_device(batch: Any, device: int) -> Columns | None:
     return {k: np.asarray(v)[mine] for k, v in batch.columns.items()}
 
 
-def segment_state(segments: Columns, blocks: Columns) -> Columns:
-    """Per segment: bytes of free and live blocks, number of live blocks, largest free block, stuck."""
+def segment_state(segments: Columns, blocks: Columns, large_page: int = LARGE_PAGE) -> Columns:
+    """Per segment: bytes of free and live blocks, number of live blocks, largest free block, stuck.
+
+    Args:
+        segments: Columns of the segments.
+        blocks: Columns of their blocks.
+        large_page: Bytes that expandable segments of the large pool map at once.
+    """
     count, owner = len(segments["total_bytes"]), blocks["segment"]
     size, free = blocks["size_bytes"], blocks["state"] == INACTIVE
 
@@ -157,7 +202,7 @@ def segment_state(segments: Columns, blocks: Columns) -> Columns:
     largest = np.zeros(count, dtype=np.int64)
     np.maximum.at(largest, owner, np.where(free, size, 0))
     live_blocks = total(~free)
-    page = np.where(segments["is_small"], SMALL_PAGE, LARGE_PAGE)[owner]
+    page = np.where(segments["is_small"], SMALL_PAGE, large_page)[owner]
     start = blocks["address"] - segments["address"][owner]
     pages = np.maximum((start + size) // page - -(-start // page), 0) * page
     kept = np.where(segments["is_expandable"][owner], size - pages, size)
@@ -237,27 +282,57 @@ def _gaps(blocks: Columns, start: NDArray[Any], bad: NDArray[np.bool_]) -> Itera
             yield f"segment at {int(start[owner[k]])}", what
 
 
-def pools(shot: Shot) -> list[Pool]:
-    """Figures of each pool of the device; the default pool (or unknown ids) first."""
+def pools(shot: Shot, *, by_stream: bool = False) -> list[Pool]:
+    """Figures of each pool of the device, or of each stream of each; the default pool (or unknown ids) first.
+
+    Pools lend nothing to each other, nor do the streams of one pool.
+    """
     segments, out = shot.segments, []
-    for code in sorted(set(segments["pool"][shot.sound].tolist()), key=lambda c: shot.pool_ids[c] or (0, 0)):
-        mine = shot.sound & (segments["pool"] == code)
-        reserved, free = int(segments["total_bytes"][mine].sum()), int(segments["free"][mine].sum())
-        largest = int(segments["largest_free"][mine].max(initial=0))
-        out.append(
-            Pool(
-                id=shot.pool_ids[code],
-                segments=int(mine.sum()),
-                reserved_bytes=reserved,
-                active_bytes=reserved - free,
-                free_bytes=free,
-                largest_free_bytes=largest,
-                stuck_bytes=int(segments["stuck"][mine].sum()),
-                ratio=1 - largest / free if free else 0.0,
-                ratio_of_all=1 - largest / reserved if reserved else 0.0,
-            )
-        )
+    streams = segments["stream"] if by_stream else np.zeros_like(segments["stream"])
+    keys = set(zip(segments["pool"][shot.sound].tolist(), streams[shot.sound].tolist(), strict=True))
+    for code, stream in sorted(keys, key=lambda k: (shot.pool_ids[k[0]] or (0, 0), k[1])):
+        mine = shot.sound & (segments["pool"] == code) & (streams == stream)
+        known = _figures(segments, mine)
+        out.append(Pool(*known, id=shot.pool_ids[code], stream=stream if by_stream else None, rows=mine))
     return out
+
+
+def figures(shot: Shot, rows: NDArray[np.bool_]) -> Figures:
+    """Figures of some segments.
+
+    Args:
+        shot: The snapshot.
+        rows: Which segments, shape [segments]; unsound ones are left out.
+    """
+    return Figures(*_figures(shot.segments, rows & shot.sound))
+
+
+def _figures(segments: Columns, rows: NDArray[np.bool_]) -> tuple[int, int, int, int, int, int]:
+    reserved, free, stuck = (int(segments[k][rows].sum()) for k in ("total_bytes", "free", "stuck"))
+    largest = int(segments["largest_free"][rows].max(initial=0))
+    return int(rows.sum()), reserved, reserved - free, free, largest, stuck
+
+
+def free_sizes(shot: Shot, rows: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """Sizes of the free blocks of some segments, in bytes."""
+    mine = (shot.blocks["state"] == INACTIVE) & (rows & shot.sound)[shot.blocks["segment"]]
+    return np.asarray(shot.blocks["size_bytes"][mine], dtype=np.int64)
+
+
+def servability(free: NDArray[np.int64], requests: Sequence[int]) -> list[tuple[float, int]]:
+    """How well free blocks serve requests of a size.
+
+    Args:
+        free: Sizes of free blocks in bytes.
+        requests: Request sizes in bytes, above 0.
+
+    Returns:
+        For each request (share of the free bytes that lies in blocks of at least its size, how many
+        such requests fit at once); 0.0 where nothing is free.
+    """
+    total = int(free.sum())
+    served = [(int(free[free >= size].sum()), int((free // size).sum())) for size in requests]
+    return [(large / total if total else 0.0, count) for large, count in served]
 
 
 def is_action(events: Columns, *names: str) -> NDArray[np.bool_]:

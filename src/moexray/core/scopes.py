@@ -25,7 +25,7 @@ from functools import lru_cache
 
 from moexray.core.pattern import lazy
 
-__all__ = ["NOTHING", "SCOPES", "Scope", "inside", "scope_of"]
+__all__ = ["NOTHING", "SCOPES", "STEP_WORDS", "Scope", "inside", "scope_of"]
 
 SCOPES = ("layer", "expert", "router", "token", "unknown")
 """Codes of the columns named `scope`: the position in the tuple. The last one is unknown."""
@@ -51,6 +51,9 @@ ROUTER = lazy(
 )
 EXPERTS = lazy(r"experts?(?![a-z])|fused_?moe|grouped_(?:gemm|mm)", re.IGNORECASE)
 TOKEN = lazy(r"(?<![a-z])tokens?(?![a-z])|sampler|sampling|logits|lm_head", re.IGNORECASE)
+
+STEP_WORDS = lazy(r"step|iter|batch|forward|decode|generate|token", re.IGNORECASE)
+"""What names of steps speak of."""
 
 
 @dataclass(frozen=True, slots=True)

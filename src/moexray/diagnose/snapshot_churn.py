@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moexray.analyse.snapshot import Shot, shots
-from moexray.analyse.snapshot_sites import Repeat, Zone, hot_zones, repeats
+from moexray.analyse.snapshot_repeats import Repeat, repeats
+from moexray.analyse.snapshot_sites import Zone, hot_zones
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.remedies import remedy
 from moexray.core.sizes import human_bytes as size
@@ -53,7 +54,7 @@ def _costly(shot: Shot, lim: SnapshotLimits) -> list[Repeat]:
 def _churn(shot: Shot, guilty: list[Repeat], lim: SnapshotLimits) -> Finding:
     first = guilty[0]
     calls = sum(r.device_allocs + r.device_frees for r in guilty)
-    buffer = sum(r.size_bytes * r.together for r in guilty)
+    buffer = sum(r.buffer_bytes for r in guilty)
     unit = "steps" if first.marked else "periods of its call site"
     more = f" ({len(guilty) - 1} more temporaries do the same)" if len(guilty) > 1 else ""
     return Finding(
@@ -83,7 +84,7 @@ def _churn(shot: Shot, guilty: list[Repeat], lim: SnapshotLimits) -> Finding:
                         "device_mallocs": r.device_allocs,
                         "device_frees": r.device_frees,
                         "steps_with_device_calls": r.device_steps,
-                        "buffer_bytes": r.size_bytes * r.together,
+                        "buffer_bytes": r.buffer_bytes,
                     }
                 ),
             )

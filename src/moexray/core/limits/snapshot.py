@@ -26,3 +26,5 @@ class SnapshotLimits:
     small_stuck_ratio: float = 0.25  # share of the stuck bytes in their segments; VERDICTS mem.small_blocks
     small_stuck_bytes: int = 64 << 20  # below, it is a matter of the small pool only (ours)
     small_allocs: int = 30  # fewer alloc events are not many tiny blocks (ours)
+    leak_bytes: int = 1 << 20  # growth of a call site between two snapshots, from which it counts (ours)
+    leak_gone_ratio: float = 0.1  # blocks gone per new block of that site, at most (ours)

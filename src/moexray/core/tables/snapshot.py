@@ -97,7 +97,7 @@ EVENTS = Table(
         Column("time_ns", "int", "ns", "Epoch time; left out by old schemas."),
         Column("pool", "int", "", "Index into attrs['pools']; left out by all but the newest schema."),
         Column("stack", "int", "", "Row of snapshot_stacks."),
-        Column("note", "int", "", "Index into attrs['notes']: metadata that names a layer, expert, ..."),
+        Column("note", "int", "", "Index into attrs['notes']: metadata that names a layer, step, ..."),
     ),
 )
 

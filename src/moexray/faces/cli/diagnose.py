@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ from moexray.core.errors import MoexrayError
 from moexray.core.finding import SEVERITIES
 from moexray.core.limits.load import load_limits
 from moexray.diagnose.engine import Diagnosis, diagnose
+from moexray.faces.cli.report_file import check_report, write_report
 from moexray.faces.cli.say import say
 from moexray.faces.cli.screen import as_markdown, as_text
 from moexray.faces.plain import visible
@@ -46,22 +46,16 @@ def command(
     traces, expert counts), or - for standard input. Exit code: 0 nothing found at or above
     --fail-on, 1 findings, 2 bad usage or no usable input.
     """
-    if report and report.exists() and not flags["force"]:
-        _stop(f"{report} exists", "--force overwrites it")
-    if report and not report.parent.is_dir():
-        _stop(f"there is no folder {report.parent} for the report", "make it, or name another place")
     for path in paths:
         if path != "-" and not Path(path).exists():
             _stop(f"{path} does not exist", "check the path; a folder or several files are fine")
     try:
+        check_report(report, force=flags["force"])
         run = read_any(paths, None if flags["quiet"] or not sys.stderr.isatty() else _progress)
         result = diagnose(run, load_limits(limits_file) if limits_file else None, secrets=flags["no_redact"])
         document = result.to_json()
         if report:
-            from moexray.faces.report import render
-
-            page = render(document, link_base=_link_base(paths, report))
-            _write(report, page)
+            write_report(report, document, paths)
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
@@ -72,22 +66,6 @@ def command(
     else:
         say((as_text if form == "text" else as_markdown)(document, whole=flags["whole"]))
     sys.exit(_exit_code(result, fail_on))
-
-
-def _link_base(paths: tuple[str, ...], report: Path) -> str:
-    """Where the files named in the evidence start from, as seen from the report."""
-    folder = Path(paths[0]) if len(paths) == 1 and Path(paths[0]).is_dir() else Path()
-    try:
-        return os.path.relpath(folder.resolve(), report.resolve().parent)
-    except ValueError:  # another drive
-        return ""
-
-
-def _write(report: Path, page: str) -> None:
-    try:
-        report.write_text(page, encoding="utf-8")
-    except OSError as why:
-        _stop(f"{report} cannot be written ({why.strerror})", "check its rights and the space left")
 
 
 def _exit_code(result: Diagnosis, fail_on: str) -> int:

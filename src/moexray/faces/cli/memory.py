@@ -1,143 +1,121 @@
-"""`moexray memory`: the figures of an allocator snapshot, without judgement."""
+"""`moexray memory`: the figures of allocator snapshots, without judgement."""
 
 from __future__ import annotations
 
 import json
 import sys
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError
+from moexray.core.errors import MoexrayError, UsageError
+from moexray.faces.cli.report_file import check_report, write_report
 from moexray.faces.cli.say import say
-from moexray.faces.numbers import human
+from moexray.faces.cli.size_option import SizeOption
 
 if TYPE_CHECKING:
     from moexray.analyse.snapshot import Shot
+    from moexray.core.limits import Limits
+    from moexray.core.run import Run
 
 __all__ = ["command"]
 
-SIZES = tuple(1 << power for power in (20, 24, 27, 28, 29, 30, 31, 32, 33))  # requests, 1 MiB to 8 GiB
-SHOWN = 12
-TITLES = (
-    f"{'pool':<24}{'segments':>9}{'reserved':>13}{'active':>13}{'free':>13}{'largest free':>14}"
-    f"{'stuck':>13}{'ratio':>8}{'over all':>10}"
-)
-
 
 @click.command("memory")
-@click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT...")
-@click.option("--request", "requests", multiple=True, type=float, help="Request in GiB to test; repeatable.")
+@click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT...", type=click.Path())
+@click.option("--request", "requests", multiple=True, type=SizeOption(),
+              help="Request to test instead of powers of two, e.g. 2GiB; repeatable.")
+@click.option("--small-block", type=SizeOption(),
+              help="Small-block filter: requests below this size.  [default: 256]")
+@click.option("--small-ratio", type=click.FloatRange(min=0),
+              help="Small-block filter: more allocations per free than this.  [default: 5]")
+@click.option("--depth", type=click.IntRange(1, 5), default=1, show_default=True,
+              help="Frames shown of each call site.")
+@click.option("--diff", is_flag=True, help="Compare two snapshots: SNAPSHOT SNAPSHOT are before and after.")
+@click.option("--limits", "limits_file", type=click.Path(dir_okay=False, path_type=Path),
+              help="TOML file that overrides thresholds, e.g. [snapshot] small_request_bytes = 512.")
+@click.option("--report", type=click.Path(dir_okay=False, path_type=Path),
+              help="Write the HTML report of the diagnosis, with memory map and timeline, too.")
+@click.option("--force", is_flag=True, help="Overwrite an existing report.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
-def command(paths: tuple[str, ...], requests: tuple[float, ...], form: str) -> None:
-    """Figures of the allocator snapshot in SNAPSHOT (a file or a folder), per device and pool.
+def command(paths: tuple[str, ...], form: str, report: Path | None, **options: Any) -> None:
+    """Figures of the allocator snapshots in SNAPSHOT (files or folders): who holds what, what is stuck.
 
     Fragmentation ratio: 1 - largest free block / free bytes, 0 when nothing is free; it exceeds
     0.9 on healthy snapshots. Stuck bytes, which empty_cache cannot give back, are the figure to
     judge by. The ratio over all blocks is the variant of some incident reports.
-    """
-    for path in paths:
-        if path != "-" and not Path(path).exists():
-            say(f"error: {path} does not exist\n  try:   check the path", err=True)
-            sys.exit(2)
-    from moexray.analyse.snapshot import shots
-    from moexray.readers.read_any import read_any
 
+    With --diff the changes are after - before: what has grown is positive.
+    """
     try:
-        run = read_any(paths)
+        _check(paths, diff=options["diff"])
+        check_report(report, force=options["force"])
+        limits = _limits(options)
+        from moexray.readers.read_any import read_any
+
+        runs = [read_any([path]) for path in paths] if options["diff"] else [read_any(paths)]
+        sides = [_shots(run) for run in runs]
+        text = _output(sides, form, limits, options)
+        if report:
+            from moexray.diagnose.engine import diagnose
+
+            read = paths[-1:] if options["diff"] else paths
+            write_report(report, diagnose(runs[-1], limits).to_json(), read)
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
+    say(text)
+
+
+def _check(paths: tuple[str, ...], *, diff: bool) -> None:
+    for path in paths:
+        if path != "-" and not Path(path).exists():
+            raise UsageError(f"{path} does not exist", hint="check the path")
+    if diff and len(paths) != 2:
+        raise UsageError(f"--diff compares two snapshots, {len(paths)} given", hint="name before and after")
+
+
+def _limits(options: dict[str, Any]) -> Limits:
+    from moexray.core.limits import Limits
+    from moexray.core.limits.load import load_limits
+
+    limits = load_limits(options["limits_file"]) if options["limits_file"] else Limits()
+    given = {"small_request_bytes": options["small_block"], "small_alloc_free_ratio": options["small_ratio"]}
+    chosen = {name: value for name, value in given.items() if value is not None}
+    return replace(limits, snapshot=replace(limits.snapshot, **chosen))
+
+
+def _shots(run: Run) -> list[Shot]:
+    """The devices of the snapshots that were read.
+
+    Raises:
+        UsageError: there is none.
+    """
+    from moexray.analyse.snapshot import shots
+
     found = shots(run)
     if not found:
         reasons = "; ".join(f"{s.path}: {s.reason}" for s in run.skipped[:3]) or "none in what was given"
-        say(f"error: no allocator snapshot ({reasons})", err=True)
-        say("  try:   torch.cuda.memory._dump_snapshot(); see docs/capture.md", err=True)
-        sys.exit(2)
-    sizes = tuple(int(g * (1 << 30)) for g in requests) or SIZES
-    documents = [describe(shot, sizes) for shot in found]
-    if form == "json":
-        say(json.dumps(documents, indent=1))
-    else:
-        say("\n\n".join(_text(d) for d in documents))
-
-
-def describe(shot: Shot, sizes: tuple[int, ...]) -> dict[str, Any]:
-    """All figures of one device.
-
-    Args:
-        shot: One device of one snapshot.
-        sizes: Requests in bytes; for each, how many the free blocks serve without growing.
-    """
-    from moexray.analyse.snapshot import INACTIVE, pools
-    from moexray.analyse.snapshot_history import history
-    from moexray.analyse.snapshot_sites import hot_zones, repeats
-    from moexray.core.limits.snapshot import SnapshotLimits
-
-    limits = SnapshotLimits()
-    past = history(shot)
-    free = shot.blocks["size_bytes"][shot.blocks["state"] == INACTIVE]
-    again = repeats(
-        shot,
-        least_ratio=limits.churn_step_ratio,
-        least_steps=limits.churn_steps,
-        warmup_ratio=limits.churn_warmup_ratio,
-    )
-    line = past.line
-    return {
-        "schema": "moexray.memory/1",
-        "source": shot.source,
-        "rank": shot.rank,
-        "device": shot.device,
-        "pools": [{**asdict(p), "name": p.name} for p in pools(shot)],
-        "served": [{"request_bytes": n, "served": int((free // n).sum())} for n in sizes],
-        "history": past.kind,
-        "events": past.events,
-        "peak_reserved_bytes": line.peak_reserved if line else None,
-        "peak_live_bytes": line.peak_active if line else None,
-        "repeats": [asdict(r) for r in again],
-        "small_blocks": [asdict(z) for z in hot_zones(shot, limits.small_request_bytes)],
-        "faults": [{"where": where, "what": what} for where, what in shot.faults],
-    }
-
-
-def _text(d: dict[str, Any]) -> str:
-    rank = "" if d["rank"] is None else f", rank {d['rank']}"
-    peaks = ""
-    if d["peak_reserved_bytes"] is not None:
-        peaks = f"; peak reserved {_size(d['peak_reserved_bytes'])}, live {_size(d['peak_live_bytes'])}"
-    out = [
-        f"{d['source']}{rank}, device {d['device']}: history {d['history']}, {d['events']} events{peaks}",
-        "",
-        TITLES,
-    ]
-    for p in d["pools"]:
-        cells = "".join(f"{_size(p[k]):>13}" for k in ("reserved_bytes", "active_bytes", "free_bytes"))
-        out.append(
-            f"{p['name']:<24}{p['segments']:>9}{cells}{_size(p['largest_free_bytes']):>14}"
-            f"{_size(p['stuck_bytes']):>13}{p['ratio']:>8.3f}{p['ratio_of_all']:>10.3f}"
+        raise UsageError(
+            f"no allocator snapshot ({reasons})",
+            hint="torch.cuda.memory._dump_snapshot(); see docs/capture.md",
         )
-    served = ", ".join(f"{_size(s['request_bytes'])}: {s['served']}" for s in d["served"])
-    out += ["", f"requests that the free blocks serve without growing: {served}"]
-    if d["repeats"]:
-        out += ["", "temporaries that come back in every step (a buffer could be reused):"]
-        out += [
-            f"  {_size(r['size_bytes']):>10} at {r['site']}: {r['steps_with']} of {r['steps']} steps, "
-            f"{r['device_allocs']} device allocations after warm-up"
-            for r in d["repeats"][:SHOWN]
-        ]
-    if d["small_blocks"]:
-        out += ["", "small blocks (hot zones by call site):"]
-        out += [
-            f"  {z['site']}: {z['allocs']} allocations, {z['frees']} frees, mean {z['mean_bytes']:.0f} B, "
-            f"{z['live_blocks']} live, {_size(z['stuck_bytes'])} stuck in their segments"
-            for z in d["small_blocks"][:SHOWN]
-        ]
-    out += [f"fault: {f['where']}: {f['what']}" for f in d["faults"][:SHOWN]]
-    return "\n".join(out)
+    return found
 
 
-def _size(value: int) -> str:
-    return human(value, "bytes")
+def _output(sides: list[list[Shot]], form: str, limits: Limits, options: dict[str, Any]) -> str:
+    from moexray.faces.cli import memory_diff, memory_text
+    from moexray.faces.cli.memory_document import document
+
+    entries = memory_diff.compare(*sides, limits.snapshot) if options["diff"] else None
+    if entries is not None and form == "text":
+        return memory_diff.as_text(entries)
+    shots = [shot for side in sides for shot in side]
+    whole = document(shots, options["requests"], limits.snapshot)
+    if entries is not None:
+        whole["diff"] = entries
+    if form == "json":
+        return json.dumps(whole, indent=1, ensure_ascii=False, allow_nan=False)
+    return memory_text.as_text(whole, options["depth"])

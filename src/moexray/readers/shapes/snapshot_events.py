@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from moexray.core.scopes import NOTHING, scope_of
+from moexray.core.pattern import lazy
+from moexray.core.scopes import NOTHING, STEP_WORDS, scope_of
 from moexray.core.tables.snapshot import ACTIONS
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ def whole(value: Any) -> int | None:
     return None
 # Native frames of the recorder and the allocator themselves.
 NATIVE = ("torch::unwind", "torch::CapturedTraceback", "torch::cuda::", "c10::", "at::detail::", "at::(")
+BACKWARD = lazy(r"torch::autograd::(?:generated::)?(\w+)::apply\b")
 OPERATOR = "at::_ops::"  # PyTorch's dispatcher stubs: at::_ops::mm::call(...)
 
 
@@ -62,7 +64,7 @@ class Pools:
 class Stacks:
     """Call stacks as small numbers: by identity first (pickles share them), then by content.
 
-    Notes of events that name a layer, an expert, a router or a token are numbered, too.
+    Notes of events that name a layer, an expert, a router, a token or a step are numbered, too.
     """
 
     def __init__(self) -> None:
@@ -98,9 +100,9 @@ class Stacks:
         return known
 
     def note(self, *texts: Any) -> int:
-        """The number of the first of the texts that names a scope; 0 for none."""
+        """The number of the first of the texts that names a scope or a step; 0 for none."""
         for text in map(_word, texts):
-            if text and scope_of(text) is not NOTHING:
+            if text and (scope_of(text) is not NOTHING or STEP_WORDS.search(text)):
                 return self._notes.setdefault(text, len(self._notes))
         return 0
 
@@ -143,9 +145,15 @@ def site_of(frames: list[tuple[str, str, int]]) -> tuple[str, str]:
     """
     python = [f for f in frames if f[0].endswith(".py") or f[0].startswith("<ipython")]
     own = [f for f in python if not any(word in f[0] for word in MACHINERY)]
-    named = own or python or [f for f in frames if f[1] and not f[1].startswith(NATIVE)]
+    named = own or python or _backward(frames) or [f for f in frames if f[1] and not f[1].startswith(NATIVE)]
     words = [_place(*f) for f in (python or named)[:SHOWN_FRAMES]]
     return (_place(*named[0]) if named else "", BETWEEN.join(words))
+
+
+def _backward(frames: list[tuple[str, str, int]]) -> list[tuple[str, str, int]]:
+    """The node of the backward pass that asked: autograd's threads have no Python frames."""
+    found = (BACKWARD.match(name) for _, name, _ in frames)
+    return [("", f"backward pass, {hit[1]}", -1) for hit in found if hit][:1]
 
 
 def operator_of(frames: list[tuple[str, str, int]]) -> str:
@@ -169,8 +177,10 @@ def operator_of(frames: list[tuple[str, str, int]]) -> str:
 def _place(file: str, name: str, line: int) -> str:
     """`file:line function`; of the path the last three parts."""
     short = "/".join(file.split("/")[-3:])
+    if not file.endswith(".py"):  # of C++ without arguments and types
+        name = name.partition("(")[0].partition("<")[0].removeprefix("void ")
     if short in ("", "??"):
-        return name.partition("(")[0]
+        return name
     return f"{short}:{line} {name}".strip() if line >= 0 else f"{short} {name}".strip()
 
 
