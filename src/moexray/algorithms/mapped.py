@@ -25,14 +25,15 @@ class _Owner(NamedTuple):
 
 
 class Witnesses:
-    """Tells the small from the large pool by who lived nearest to an address.
+    """Tells the small from the large pool: by size, else by who lived nearest to an address.
 
     Mapping events of 2 MiB are the small pool's: it maps one page for a request, and the page of the
-    large pool is above 10 MiB.
+    large pool is above 10 MiB. What is no multiple of that page is the small pool's, too.
     """
 
     def __init__(self, history: History) -> None:
         known: dict[int, bool] = {}
+        self._page = history.settings.large_segment
         for e in history.events:
             if e.action in (Action.ALLOC, Action.FREE_COMPLETED):
                 known[e.address] = is_small(round_size(e.size, history.settings))
@@ -47,8 +48,8 @@ class Witnesses:
         """Whether the range is of the small pool."""
         at = bisect_left(self._places, address)
         near = self._places[max(at - 1, 0) : at + 1]
-        if not near:
-            return size % SMALL_SEGMENT == 0 and size < 10 * SMALL_SEGMENT
+        if size % self._page or not near:
+            return size % self._page != 0
         nearest = min(near, key=lambda p: max(address - p, p - (address + size - 1), 0))
         return self._known[nearest]
 

@@ -11,7 +11,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING
 
 from moexray.algorithms.allocator import VA_BYTES, CachingAllocator, OutOfMemoryError
-from moexray.algorithms.blocks import DEFAULT_POOL, PoolRules, segment_size
+from moexray.algorithms.blocks import DEFAULT_POOL, PoolRules, round_size, segment_size
 from moexray.algorithms.device import Device, Order
 from moexray.algorithms.history import Action, PrivatePlaces
 from moexray.algorithms.replay import load
@@ -89,7 +89,7 @@ def prepare(history: History) -> Plan:
     for e, after in pairwise((*history.events, None)):
         if e is not None:
             maker.see(e, after)
-    maker.settle(retry=False)
+    maker.settle()
     return Plan(
         tuple(start), len(ambiguous), tuple(maker.steps), (maker.most, maker.below), tuple(maker.curve),
         tuple((e.address, e.size) for e in history.events if e.action == Action.SEGMENT_ALLOC),
@@ -105,18 +105,18 @@ def _reserved(start: list[SegmentState]) -> int:
 class _Maker:
     """Turns events into steps.
 
-    Frees completed late and given-back segments may belong to the request that follows: they are held
-    in `late` and `freed` until it is seen.
+    What stands before a request may belong to it: late frees are held in `late`, segments in `frees`
+    (bytes given back) and `grown` (bytes got before and after that) until the request is seen.
     """
 
     def __init__(self, history: History, begin: int) -> None:
-        self.history, self.places = history, PrivatePlaces(history)
+        self.settings, self.places = history.settings, PrivatePlaces(history)
         self.most = _most_reserved(history, begin)
         self.below: int | None = None
         self.steps: list[Step] = []
         self.curve: list[int] = []
         self.late: list[Step] = []
-        self.freed, self.reserved, self.retry = 0, begin, False
+        self.reserved, self.frees, self.grown = begin, 0, [0, 0]
         self.deferred: set[int] = set()
         self.freeable: set[Pool] = set()
 
@@ -127,24 +127,13 @@ class _Maker:
             if pool != DEFAULT_POOL and pool not in self.freeable:
                 self.freeable.add(pool)
                 self.steps.append((FREEABLE, 0, 0, 0, pool))
-            self.freed += e.size
+            self.frees += e.size
         elif e.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
-            if self.freed and self.reserved + e.size > self.most:  # the device could not give it
-                self._refused(self.reserved + e.size)
-            self.reserved += e.size - self.freed
-            if self.freed and not self.retry:
-                self.steps += [*self.late, (EMPTY_CACHE, 0, 0, 0, DEFAULT_POOL)]
-                self.late.clear()
-            self.freed = 0
-        elif e.action == Action.ALLOC:
-            self._request((ALLOC, e.address, e.size, e.stream, pool))
-            self.curve.append(self.reserved)
-        elif e.action == Action.OOM:
-            self._refused(self.reserved - self.freed + segment_size(e.size, self.history.settings))
-            self.reserved, self.freed = self.reserved - self.freed, 0
-            self._request((TRY, e.address, e.size, e.stream, pool))
+            self.grown[self.frees > 0] += e.size
+        elif e.action in (Action.ALLOC, Action.OOM):
+            self._request(e, pool)
         elif e.action == Action.FREE_REQUESTED:
-            self.settle(retry=False)
+            self.settle()
             if after != e._replace(action=Action.FREE_COMPLETED):
                 self.deferred.add(e.address)
                 self.steps.append((DEFER, e.address, e.size, e.stream, DEFAULT_POOL))
@@ -154,31 +143,39 @@ class _Maker:
                 self.deferred.discard(e.address)
                 self.late.append(step)
             else:
-                self.settle(retry=False)
+                self.settle()
                 self.steps.append(step)
 
-    def settle(self, *, retry: bool) -> None:
-        """Writes what was held back: in a retry the simulation gives back by itself."""
-        if self.freed:
-            self.reserved -= self.freed
-            self.freed = 0
-            if not retry:
-                self.steps.append((EMPTY_CACHE, 0, 0, 0, DEFAULT_POOL))
+    def settle(self) -> None:
+        """Writes what was held: segments given back are an empty_cache()."""
         self.steps += self.late
-        self.late.clear()
-        self.retry = False
+        if self.frees:
+            self.steps.append((EMPTY_CACHE, 0, 0, 0, DEFAULT_POOL))
+        self._forget()
 
-    def _refused(self, size: int) -> None:
-        self.below = min(size, self.below or size)
-        self.retry = True
+    def _forget(self) -> None:
+        self.reserved += sum(self.grown) - self.frees
+        self.late, self.frees, self.grown = [], 0, [0, 0]
 
-    def _request(self, step: Step) -> None:
-        if self.retry:  # it was refused before it waited for other streams
-            self.steps.append(step)
-            self.settle(retry=True)
+    def _request(self, e: Event, pool: Pool) -> None:
+        before, failed = self.reserved + self.grown[0], e.action == Action.OOM
+        step = (TRY if failed else ALLOC, e.address, e.size, e.stream, pool)
+        page = self.settings.large_segment if self.settings.expandable else 1
+        wanted = -(-segment_size(round_size(e.size, self.settings), self.settings) // page) * page
+        passes = bool(self.grown[1]) and before + self.grown[1] > self.most
+        if failed or passes or (self.grown[0] and self.frees):  # the device refused: a retry
+            refused = (before + self.grown[1] - self.frees if failed else before) + wanted
+            self.below = min(refused, self.below or refused)
+            self.steps += [step, *self.late]  # it was refused before it waited for other streams
+            self._forget()
+        elif self.grown[1] and self.settings.gc_threshold and self.settings.limit is not None:
+            self.steps += [*self.late, step]  # garbage collection: the simulation does it by itself
+            self._forget()
         else:
-            self.settle(retry=False)
+            self.settle()
             self.steps.append(step)
+        if not failed:
+            self.curve.append(self.reserved)
 
 
 def _most_reserved(history: History, begin: int) -> int:
