@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from moexray.analyse.router_choice import bf16, rounding, top_k
+from moexray.algorithms.routers import bf16, top_k
+from moexray.analyse.router_choice import rounding
 from moexray.core.source import Source
 from moexray.diagnose.engine import diagnose
 from moexray.readers.read_any import read_sources

@@ -69,7 +69,7 @@ def kl_floor(units: int, n: float, reference: float) -> float:
 def js(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Jensen-Shannon divergence of counts [..., E] over the last axis, nats (at most ln 2)."""
     p, q = _shares(a), _shares(b)
-    return np.maximum(_entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2, 0.0)
+    return np.asarray(np.maximum(_entropy((p + q) / 2) - (_entropy(p) + _entropy(q)) / 2, 0.0))
 
 
 def js_floor(units: int, n: float, m: float) -> float:
@@ -86,7 +86,7 @@ def psi(new: np.ndarray, reference: np.ndarray) -> np.ndarray:
 
 def _shares(counts: np.ndarray) -> np.ndarray:
     counts = np.asarray(counts, np.float64)
-    return counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1e-300)
+    return np.asarray(counts / np.maximum(counts.sum(axis=-1, keepdims=True), 1e-300))
 
 
 def _entropy(p: np.ndarray) -> np.ndarray:

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Flips", "Rounding", "bf16", "chosen", "flips", "moved_load", "rounding", "softmax", "top_k"]
+from moexray.algorithms.routers import bf16, chosen
 
-CHUNK = 16_384  # rows looked at together, for the cache
+__all__ = ["Flips", "Rounding", "flips", "moved_load", "rounding"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,37 +51,6 @@ class Flips:
     tokens: int
     touched: int
     per_layer: dict[int, float]
-
-
-def softmax(logits: np.ndarray) -> np.ndarray:
-    """Row-wise, float32."""
-    shifted = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return np.asarray(shifted / shifted.sum(axis=1, keepdims=True), np.float32)
-
-
-def bf16(values: np.ndarray) -> np.ndarray:
-    """Rounded to the nearest bfloat16, ties to even, as float32."""
-    bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    return ((bits + np.uint32(0x7FFF) + odd) & np.uint32(0xFFFF0000)).view(np.float32)
-
-
-def top_k(scores: np.ndarray, k: int) -> np.ndarray:
-    """[rows, k] of the highest scores, ties to the lowest index, ids sorted."""
-    return np.asarray(np.nonzero(chosen(scores, k))[1].reshape(len(scores), k))
-
-
-def chosen(scores: np.ndarray, k: int) -> np.ndarray:
-    """[rows, experts], True for the k highest scores; ties to the lowest index."""
-    out = np.empty(scores.shape, bool)
-    for i in range(0, len(scores), CHUNK):
-        part = scores[i : i + CHUNK]
-        kth = np.partition(part, part.shape[1] - k, axis=1)[:, part.shape[1] - k, None]
-        above = part > kth
-        tied = part == kth
-        room = k - above.sum(axis=1, keepdims=True)
-        out[i : i + CHUNK] = above | (tied & (np.cumsum(tied, axis=1) <= room))
-    return out
 
 
 def rounding(scores: np.ndarray, k: int) -> Rounding:

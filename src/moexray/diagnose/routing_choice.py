@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.analyse.router_choice import Flips, bf16, chosen, flips, moved_load, rounding, softmax
+from moexray.algorithms.routers import bf16, chosen, softmax
+from moexray.analyse.router_choice import Flips, flips, moved_load, rounding
 from moexray.analyse.routing import config, folder
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
