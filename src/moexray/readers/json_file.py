@@ -31,6 +31,7 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.kineto:from_document",
     "moexray.readers.shapes.snapshot:shape",
     "moexray.readers.shapes.flight:read",
+    "moexray.readers.shapes.memory_log:memory_log",
     "moexray.readers.shapes.memory_stats:memory_stats",
     "moexray.readers.shapes.matrix:read_json",
     "moexray.readers.shapes.groups:read",

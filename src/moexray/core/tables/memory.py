@@ -1,10 +1,10 @@
-"""Tables about GPU memory: out-of-memory records, allocator statistics, snapshots."""
+"""Tables about GPU memory: out-of-memory records, allocator statistics, logs of tensors."""
 
 from __future__ import annotations
 
 from moexray.core.schema import Column, Table
 
-__all__ = ["MEMORY_STATS", "OOM", "TABLES"]
+__all__ = ["MEMORY_LOG", "MEMORY_STATS", "OOM", "TABLES"]
 
 OOM = Table(
     "oom",
@@ -55,4 +55,25 @@ MEMORY_STATS = Table(
     ),
 )
 
-TABLES: tuple[Table, ...] = (OOM, MEMORY_STATS)
+MEMORY_LOG = Table(
+    "memory_log",
+    "Allocations and frees that a program logged itself, in the order of time (arrays, one batch a file). "
+    "Attrs of a batch: by_id (frees name their tensor; else they are told by layer, scope, expert and size), "
+    "notes (what was guessed or left out).",
+    (
+        Column("time_ns", "int", "ns", "Time on the clock of the log; left out where it has none."),
+        Column("is_alloc", "bool", "", "An allocation; else a free."),
+        Column("size_bytes", "int", "bytes", "Size; of a free that names its tensor 0 if not written."),
+        Column("key", "int", "", "Hash of the tensor's id, else of layer, scope, expert and size."),
+        Column("layer", "int", "", "Layer; -1 unknown."),
+        Column("expert", "int", "", "Expert; -1 unknown."),
+        Column("scope", "int", "", "Position in core.scopes.SCOPES."),
+        Column("site", "int", "", "Index into attrs['sites'], names as written; 0 is none."),
+        Column("step", "int", "", "Engine step, token or iteration; -1 unknown."),
+        Column("address", "int", "", "Address of the tensor; left out where allocations lack one."),
+        Column("rank", "int", "", "Rank; -1 unknown."),
+        Column("device", "int", "", "Device; -1 unknown."),
+    ),
+)
+
+TABLES: tuple[Table, ...] = (OOM, MEMORY_STATS, MEMORY_LOG)

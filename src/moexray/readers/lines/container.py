@@ -30,6 +30,9 @@ COMPANIONS = frozenset(
      "__REALTIME_TIMESTAMP", "SYSLOG_IDENTIFIER", "host", "hostname", "pid", "service", "rank", "worker")
 )
 
+# An event of one such word beside a size is data (shapes/memory_log.py), no message.
+ALLOCATION = lazy(r"(?:\w+[._-])?(?:alloc|free|malloc|dealloc|release|creat|delet)\w*", re.IGNORECASE)
+
 CRI = lazy(ISO + r" (stdout|stderr) ([FP]) ?(.*)", re.DOTALL)
 ISO_THEN = lazy(ISO + r"\s+(?=\S)")
 SYSLOG = lazy(
@@ -89,9 +92,16 @@ def message_of(record: dict[str, Any]) -> str | None:
         return str(record["text"])  # loguru's serialised form: the line as it would be printed
     for key in MESSAGE_KEYS:
         value = record.get(key)
+        if key == "event" and _is_allocation(value, record):
+            return None
         if isinstance(value, str) and (key == "log" or COMPANIONS.intersection(record) or len(record) == 1):
             return _with_error(value, record)
     return None
+
+
+def _is_allocation(event: Any, record: dict[str, Any]) -> bool:
+    sized = any("size" in key or "bytes" in key for key in record)
+    return sized and isinstance(event, str) and ALLOCATION.fullmatch(event) is not None
 
 
 def _with_error(message: str, record: dict[str, Any]) -> str:
