@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.algorithms.packing import balancedness, bound, pack, rank_loads, replicate
+from moexray.algorithms.packing import balancedness, rank_loads
+from moexray.algorithms.placement import Shape, floor, least, place
+from moexray.algorithms.replication import token_costs
+from moexray.analyse.routing_ranks import logical_tokens
 from moexray.core.remedies import remedy
 
 if TYPE_CHECKING:
@@ -28,7 +31,7 @@ class Plan:
 
     Args:
         balancedness: Mean over the planned layers, scored on windows that the plan has not seen.
-        best: The bound of any placement with these replicas.
+        best: The bound of any placement with so many slots.
         later: The score is out of sample.
         extra: Redundant slots per layer.
     """
@@ -39,26 +42,11 @@ class Plan:
     extra: int
 
 
-def logical_tokens(ranks: Ranks) -> np.ndarray | None:
-    """[steps, layers, logical experts]; None where only slots or ranks were counted."""
-    load = ranks.load
-    if load.axis == "logical":
-        return load.tokens
-    if load.axis != "physical" or ranks.slots is None:
-        return None
-    out = np.zeros((*load.tokens.shape[:2], int(ranks.slots.max()) + 1), load.tokens.dtype)
-    for y in range(load.tokens.shape[1]):
-        used = ranks.slots[y] >= 0
-        for slot in np.flatnonzero(used):
-            out[:, y, ranks.slots[y][slot]] += load.tokens[:, y, slot]
-    return out
-
-
 def plan(tokens: np.ndarray, layers: Sequence[int], ranks: int, extra: int) -> Plan | None:
     """Packs some layers on the first half of the steps and scores them on the second half."""
     experts = tokens.shape[2]
     slots = experts + extra
-    if slots % ranks or slots < experts or slots * ranks > MAX_CELLS:
+    if slots % ranks or not experts <= slots <= experts * ranks or slots * ranks > MAX_CELLS:
         return None
     half = len(tokens) // 2
     scores, bounds = [], []
@@ -67,10 +55,11 @@ def plan(tokens: np.ndarray, layers: Sequence[int], ranks: int, extra: int) -> P
         new = (tokens[half:, y] if half else tokens[:, y]).sum(axis=0).astype(np.float64)
         if seen.sum() <= 0 or new.sum() <= 0:
             continue
-        counts = replicate(seen, slots)
-        placed = pack(seen, counts, ranks)
+        shape = Shape(experts, slots, ranks)
+        placed = place(token_costs(seen, shape.most), shape)
         scores.append(balancedness(rank_loads(new, placed, ranks)))
-        bounds.append(bound(new, counts, ranks))
+        costs = token_costs(new, shape.most)
+        bounds.append(floor(costs, ranks) / least(costs, shape))
     if not scores:
         return None
     return Plan(float(np.mean(scores)), float(np.mean(bounds)), bool(half), extra)
