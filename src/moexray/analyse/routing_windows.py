@@ -52,7 +52,7 @@ class Drift:
 
     Args:
         steps: [windows], label of the first step (or token) of each window.
-        signal: [windows], mean JS over layers of each window from the long-run mix, nats.
+        signal: [windows], mean JS over layers of each window from the first QUIET ones, nats.
         floor: What sampling alone gives it, nats.
         found: Changes of the mix.
         hinkley: Windows at which Page-Hinkley sees one.
@@ -108,10 +108,10 @@ def drift(figures: Figures) -> Drift:
     steps = figures.load.steps[edges]
     used = counts.sum(axis=(0, 2)) > 0
     counts = counts[:, used].astype(np.float64)
-    total = counts.sum(axis=0)
-    signal = np.array([float(js(w, np.maximum(total - w, 0)).mean()) for w in counts])
+    first = counts[:QUIET].sum(axis=0)
+    signal = np.array([float(js(w, first - (w if i < QUIET else 0)).mean()) for i, w in enumerate(counts)])
     n = float(np.median(counts.sum(axis=(1, 2)))) / max(counts.shape[1], 1)
-    floor = js_floor(counts.shape[2], n, n * max(len(counts) - 1, 1))
+    floor = js_floor(counts.shape[2], n, n * min(len(counts), QUIET))
     reason = ""
     if figures.load.attrs.get("rows_are_ranks") or figures.axis == "rank":
         reason = "its rows or columns are ranks, not experts over time"
