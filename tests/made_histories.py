@@ -3,7 +3,7 @@
 from moexray.algorithms.allocator import CachingAllocator, OutOfMemoryError
 from moexray.algorithms.blocks import Settings
 from moexray.algorithms.device import Device
-from snapshot_samples import MIB, document, event
+from snapshot_samples import BASE, MIB, document, event
 
 STATES = {True: "active_allocated", False: "inactive"}
 
@@ -13,7 +13,7 @@ class Recorder(Device):
 
     def __init__(self, capacity=None):
         super().__init__(capacity)
-        self.events = []
+        self.events, self._next = [], BASE  # where real devices put their segments
 
     def allocate(self, size):
         address = super().allocate(size)

@@ -11,14 +11,15 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moexray.algorithms import conf
+from moexray.algorithms.blocks import ContradictionError
 from moexray.algorithms.simulate import simulate
 from moexray.core.errors import UsageError
 from moexray.core.sizes import human_bytes
 from moexray.whatif.cases import Memory, prepare_cases
 from moexray.whatif.caveats import caveats, of_setting
 from moexray.whatif.conflicts import Conflict, Use, conflicts, launch_known
-from moexray.whatif.recordings import LeftOut, Recording, collect, recordings, total_memory
-from moexray.whatif.search import Case, Trial, fitted, measured, ranked, search
+from moexray.whatif.recordings import LeftOut, Recording, collect, logged_capacity, recordings, total_memory
+from moexray.whatif.search import Case, Trial, fitted, measured, ranked, search, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,6 +60,7 @@ class Advice:
         caveats: What to know before relying on it.
         fresh: The restarted replay decided.
         line: The variable to set.
+        peaks: Least and largest reserved peak over the orders of addresses, bytes, sum of all devices.
     """
 
     conf: str | None
@@ -68,6 +70,7 @@ class Advice:
     caveats: tuple[str, ...] = ()
     fresh: bool = False
     line: str | None = None
+    peaks: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,27 +100,41 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
     found, left = collect(run)
     if not found and not left:
         recordings(run)  # raises what was missing
-    cases, broken = prepare_cases(found, replace(memory, total=memory.total or total_memory(run)))
+    told = replace(memory, total=total_memory(run), logged=logged_capacity(run))
+    cases, broken = prepare_cases(found, told)
     left += broken
     if not cases:
-        reason = "; ".join(dict.fromkeys(f"{x.source}, device {x.device}: {x.reason}" for x in left))
-        return Study((), tuple(left), None, (), Advice(None, f"nothing to replay: {reason}"))
+        return _nothing(left)
     cut = False
-    if chosen:
-        recorded = fitted(cases, measured(cases, cases[0].recording.conf, None))
-        trials = [fitted(cases, measured(cases, text, _limits(cases, s))) for text, s in chosen]
-    else:
-        recorded, trials, cut = search(cases)
+    try:
+        if chosen:
+            recorded = fitted(cases, measured(cases, cases[0].recording.conf, None))
+            trials = [fitted(cases, measured(cases, text, _limits(cases, s))) for text, s in chosen]
+        else:
+            recorded, trials, cut = search(cases)
+    except ContradictionError as why:
+        reason = f"its history contradicts itself under other settings: {why}"
+        left += [LeftOut(c.recording.source, c.recording.device, reason, c.check) for c in cases]
+        return _nothing(left)
     if broken:
         where = f"{broken[0].source}, device {broken[0].device}"
         advice = Advice(None, f"nothing is advised, since the history of {where} cannot be replayed")
     else:
         advice = advise(cases, recorded, trials, conflicts(run, found, use))
-    known = launch_known(run, found, use)
+    if advice.peaks is not None and advice.peaks[1] > advice.peaks[0] * (1 + LEAST_GAIN / 2):
+        low, high = (human_bytes(n) for n in advice.peaks)
+        advice = replace(advice, caveats=(f"by the order of addresses the reserved peak is {low} to {high}",))
     more = caveats(cases, fresh=advice.fresh, cut=cut, capacity_given=memory.capacity is not None)
     if advice.trial is not None:
-        more = [*of_setting(cases, advice.trial, launch_known=known), *more]
-    return Study(tuple(cases), tuple(left), recorded, tuple(trials), replace(advice, caveats=tuple(more)))
+        more = [*of_setting(cases, advice.trial, launch_known=launch_known(run, found, use)), *more]
+    return Study(
+        tuple(cases), tuple(left), recorded, tuple(trials), replace(advice, caveats=(*advice.caveats, *more))
+    )
+
+
+def _nothing(left: Sequence[LeftOut]) -> Study:
+    reasons = "; ".join(dict.fromkeys(f"{x.source}, device {x.device}: {x.reason}" for x in left))
+    return Study((), tuple(left), None, (), Advice(None, f"nothing to replay: {reasons}"))
 
 
 def _limits(cases: Sequence[Case], settings: Settings) -> Settings:
@@ -157,24 +174,36 @@ def advise(
         ]
         if not good:
             continue
-        barred = {id(t): [c for c in forbidden if c.option in t.name] for t in good}
-        blocked = tuple(dict.fromkeys(c for t in good for c in barred[id(t)]))
-        best = next((t for t in good if not barred[id(t)]), None)
-        if best is None:
-            words = gain(recorded, good[0], fresh=fresh)
-            reason = f"{good[0].name} would help ({words}), but must not be used here"
-            return Advice(None, reason, None, blocked, fresh=fresh)
-        reason = gain(recorded, best, fresh=fresh)
-        text = ",".join(filter(None, [*_kept(cases[0].recording.conf), best.name]))
-        return Advice(
-            text,
-            reason,
-            best,
-            blocked,
-            fresh=fresh,
-            line=LINE.format(text) if text else f"{LINE.format('')} (unset it: PyTorch's defaults)",
-        )
+        blocked = tuple(c for c in forbidden if any(_uses(t, c) for t in good))
+        allowed = [t for t in good if not any(_uses(t, c) for c in forbidden)]
+        for trial in allowed:
+            orders = spread(cases, trial, fresh=fresh)
+            if all(_worth(recorded, t, fresh=fresh) for t in orders):
+                return _advised(cases, recorded, trial, orders, Advice(None, "", trial, blocked, fresh=fresh))
+        words = f"{good[0].name} would help ({gain(recorded, good[0], fresh=fresh)})"
+        if allowed:
+            why = "but not in every order of addresses that the driver may choose"
+            return Advice(None, f"{words}, {why}", blocked=blocked, fresh=fresh)
+        return Advice(None, f"{words}, but must not be used here", blocked=blocked, fresh=fresh)
     return Advice(None, _no_help(cases, recorded, trials))
+
+
+def _advised(
+    cases: Sequence[Case], recorded: Trial, trial: Trial, orders: Sequence[Trial], advice: Advice
+) -> Advice:
+    text = ",".join(filter(None, [*_kept(cases[0].recording.conf), trial.name]))
+    sums = [_sums(t.outcomes)[2] for t in orders]
+    return replace(
+        advice,
+        conf=text,
+        reason=gain(recorded, trial, fresh=advice.fresh),
+        line=LINE.format(text) if text else f"{LINE.format('')} (unset it: PyTorch's defaults)",
+        peaks=(min(sums), max(sums)),
+    )
+
+
+def _uses(trial: Trial, conflict: Conflict) -> bool:
+    return trial.settings is not None and conflict.option in conf.text(trial.settings)
 
 
 def _inexact(case: Case) -> str:
@@ -263,7 +292,8 @@ def _no_help(cases: Sequence[Case], recorded: Trial, trials: Sequence[Trial]) ->
     if ooms:
         return _no_cure(cases, trials, ooms)
     live = sum(o.peak_allocated for o in recorded.outcomes)
-    share = f"{1 - live / max(peak, 1):.1%} of the peak of {human_bytes(peak)} is not live data"
+    many = "" if len(cases) == 1 else f" (sum over {len(cases)} devices)"
+    share = f"{1 - live / max(peak, 1):.1%} of the peak of {human_bytes(peak)}{many} is not live data"
     if retries:
         return f"no setting that was tried ends the {retries} retries; {share}. {_INSTEAD}"
     return f"no setting that was tried is worth it: {share}. {_INSTEAD}"

@@ -31,11 +31,13 @@ class Memory:
         capacity: Bytes that PyTorch may have; None if unknown.
         fraction: set_per_process_memory_fraction, 0 to 1; None if not set.
         total: Bytes of the card, from the artefacts; None if unknown.
+        logged: Bytes that PyTorch could have, from an out-of-memory message; None if unknown.
     """
 
     capacity: int | None = None
     fraction: float | None = None
     total: int | None = None
+    logged: int | None = None
 
     def limits(self, settings: Settings) -> Settings:
         """The settings with the limit that a memory fraction means.
@@ -44,14 +46,12 @@ class Memory:
             UsageError: a fraction of an unknown size.
         """
         whole = self.capacity or self.total
-        if self.fraction is None and settings.fraction >= 1:
-            return settings
+        if self.fraction is None:
+            return settings if whole is None else limited(settings, whole)
         if whole is None:
             hint = "add --capacity, or give a file that tells it (nvidia-smi, an OOM message, a GPU trace)"
             raise UsageError("a memory fraction needs the memory of the card", hint=hint)
-        if self.fraction is not None:
-            settings = replace(settings, fraction=self.fraction)
-        return limited(settings, whole)
+        return limited(replace(settings, fraction=self.fraction), whole)
 
 
 def prepare_cases(
@@ -85,7 +85,8 @@ def prepare_cases(
         made.append((replace(r, history=history), check, plan))
         shown += _shown(plan, r)
     capacity = memory.capacity
-    if capacity is None and shown:
+    shown = shown or [n for n in (memory.logged,) if n is not None]
+    if capacity is None and shown and made:
         capacity = max(*shown, *(plan.capacity[0] for _, _, plan in made))
     return [Case(r, check, plan, restarted(plan), capacity) for r, check, plan in made], left
 

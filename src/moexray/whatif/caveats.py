@@ -33,6 +33,9 @@ def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bo
     if any(c.midway for c in cases):
         old = human_bytes(max(sum(b[1] for s in c.plan.start for b in s.blocks) for c in cases))
         out.append(f"{old} of segments existed before the first event: {_START[fresh]}")
+        have = [c.capacity for c in cases if c.capacity is not None]
+        if have and max(sum(b[1] for s in c.plan.start for b in s.blocks) for c in cases) > min(have):
+            out.append("the recording held more than the stated capacity before its first event")
     if ambiguous := sum(c.plan.ambiguous for c in cases):
         out.append(f"{ambiguous} blocks that lived at the start may be up to 1 MiB larger than assumed")
     if all(c.capacity is None for c in cases):
@@ -40,7 +43,7 @@ def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bo
     elif not capacity_given:
         out.append(
             f"the capacity of {human_bytes(cases[0].capacity or 0)} is inferred from a request that failed "
-            "in the recording; --capacity states it"
+            "(recorded, or in a log); --capacity states it"
         )
     if any(s.pool != (0, 0) for c in cases for s in c.recording.history.segments):
         out.append(

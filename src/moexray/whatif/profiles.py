@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moexray.algorithms.replay import Action, Event, History
-from moexray.whatif.recordings import Recording
+from moexray.whatif.recordings import MOST_EVENTS, Recording
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -48,17 +48,21 @@ def streams(run: Run) -> list[Recording]:
             chosen = np.flatnonzero(devices == device)
             address = np.asarray(batch.columns["address"])[chosen].tolist()
             size = np.asarray(batch.columns["bytes"])[chosen].tolist()
-            events, older = paired(zip(address, size, strict=True))
+            events, older = paired(zip(address[:MOST_EVENTS], size[:MOST_EVENTS], strict=True))
             if not events:
                 continue
             kind = "cpu_profile" if device == HOST else "cuda_profile"
-            notes = (
-                (f"{older} tensors are older than the profile; they live from its start",) if older else ()
-            )
             history = History(tuple(events), ())
+            notes = _notes(len(chosen), older)
             out.append(Recording(batch.source, device, batch.attrs.get("rank"), history, "", notes, kind))
     cuda = [r for r in out if r.kind == "cuda_profile"]
     return cuda or out
+
+
+def _notes(marks: int, older: int) -> tuple[str, ...]:
+    out = [f"{older} tensors are older than the profile; they live from its start here"] if older else []
+    out += [f"only the first {MOST_EVENTS:,} memory events are replayed"] if marks > MOST_EVENTS else []
+    return tuple(out)
 
 
 def paired(marks: Iterable[tuple[int, int]]) -> tuple[list[Event], int]:

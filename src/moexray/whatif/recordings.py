@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from moexray.algorithms.blocks import Settings
     from moexray.core.run import Batch, Run
 
-__all__ = ["LeftOut", "Recording", "collect", "recordings", "total_memory"]
+__all__ = ["MOST_EVENTS", "LeftOut", "Recording", "collect", "logged_capacity", "recordings", "total_memory"]
+
+MOST_EVENTS = 2_000_000  # of one device: some 300 bytes each while they are replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +109,17 @@ def total_memory(run: Run) -> int | None:
     return int(max(seen)) if seen else None
 
 
+def logged_capacity(run: Run) -> int | None:
+    """What PyTorch could have of a card by the out-of-memory messages of a run, bytes: held and free."""
+    pairs = ((row["reserved_bytes"], row["free_bytes"]) for row in run.rows("oom"))
+    return max((held + free for held, free in pairs if held and free is not None), default=None)
+
+
 def _recording(run: Run, row: Mapping[str, Any]) -> tuple[Recording | None, str]:
     """The history of one device of a snapshot, or why there is none."""
     events = _batch(run, "snapshot_events", row)
+    if (row["events"] or 0) > MOST_EVENTS:
+        return None, f"its history is longer than {MOST_EVENTS:,} events: record with a smaller max_entries"
     found = () if events is None else _events(events, row["device"])
     if len(found) < 2:
         why = "it ran in state mode, which keeps one event" if found else "recording was never switched on"

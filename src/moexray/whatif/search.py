@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moexray.algorithms import conf
 from moexray.algorithms.blocks import Settings
+from moexray.algorithms.device import ORDERS
 from moexray.algorithms.simulate import Outcome, Plan, simulate, smallest_capacity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from moexray.algorithms.device import Order
     from moexray.algorithms.replay import Check
     from moexray.whatif.recordings import Recording
 
-__all__ = ["Case", "Trial", "fitted", "grid", "measured", "named", "neighbours", "ranked", "search"]
+__all__ = ["Case", "Trial", "fitted", "grid", "measured", "named", "neighbours", "ranked", "search", "spread"]
 
 _T = TypeVar("_T")
 MIB = 1 << 20
@@ -110,13 +112,27 @@ def named(text: str, limit: int | None = None) -> Settings:
 
 def measured(cases: Sequence[Case], name: str, settings: Settings | None) -> Trial:
     """One trial; its smallest capacities are not searched."""
-    own = [settings or c.settings for c in cases]
-    kept = tuple(simulate(c.plan, s, capacity=c.capacity) for c, s in zip(cases, own, strict=True))
+    kept = tuple(_outcome(c.plan, settings or c.settings, c.capacity) for c in cases)
     fresh = (
-        simulate(c.fresh, s, capacity=c.capacity) if c.midway else k
-        for c, s, k in zip(cases, own, kept, strict=True)
+        _outcome(c.fresh, settings or c.settings, c.capacity) if c.midway else k
+        for c, k in zip(cases, kept, strict=True)
     )
     return Trial(name, settings, kept, tuple(fresh))
+
+
+def _outcome(plan: Plan, settings: Settings, capacity: int | None, order: Order = "ascending") -> Outcome:
+    """Without the curve: a search keeps hundreds of outcomes."""
+    return replace(simulate(plan, settings, capacity=capacity, order=order), reserved=())
+
+
+def spread(cases: Sequence[Case], trial: Trial, *, fresh: bool) -> list[Trial]:
+    """The trial in each order of addresses that the driver might choose (restarted or kept)."""
+    out = []
+    for order in ORDERS:
+        plans = [(c.fresh if fresh else c.plan, trial.settings or c.settings, c.capacity) for c in cases]
+        seen = tuple(_outcome(plan, settings, capacity, order) for plan, settings, capacity in plans)
+        out.append(replace(trial, outcomes=seen, restarted=seen))
+    return out
 
 
 def fitted(cases: Sequence[Case], trial: Trial) -> Trial:
@@ -133,7 +149,8 @@ def _least(plan: Plan, settings: Settings, seen: Outcome, capacity: int | None) 
     """To within 0.2 % of the peak. Without the memory limit: what must be there, not what is allowed."""
     step = max(plan.capacity[0] >> 9, 2 * MIB)
     found = smallest_capacity(plan, replace(settings, limit=None, fraction=1.0), step=step)
-    return min(found, capacity) if capacity is not None and not seen.ooms else found
+    fits = capacity is not None and not seen.ooms and seen.peak_reserved <= capacity
+    return min(found, capacity) if capacity is not None and fits else found
 
 
 def search(cases: Sequence[Case], *, rounds: int = ROUNDS) -> tuple[Trial, list[Trial], bool]:

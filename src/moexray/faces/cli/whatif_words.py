@@ -47,6 +47,7 @@ def document(study: Study, seconds: float) -> str:
             "blocked": [{"id": c.id, "option": c.option, "reason": c.reason} for c in advice.blocked],
             "caveats": list(advice.caveats),
             "start": "restarted" if advice.fresh else "kept",
+            "peak_reserved_over_orders": None if advice.peaks is None else list(advice.peaks),
         },
         "files": [_file(study, i) for i in range(len(cases))],
         "not_replayed": [
@@ -130,8 +131,8 @@ def text(study: Study, _seconds: float) -> str:
         out += _head(case)
     out += [f"not replayed: {x.source}, device {x.device}: {x.reason}" for x in study.left_out if study.cases]
     if study.recorded is not None:
-        out += ["", *_table(study), ""]
-    out += _several(study)
+        out += ["", *_table(study), *_several(study)]
+    out += [""] if study.cases else []
     out += [f"note: {caveat}" for caveat in study.advice.caveats]
     out += [f"not used: {c.option}: {c.reason}" for c in study.advice.blocked]
     out += [f"why: {study.advice.reason}", f"set: {study.advice.line or 'nothing'}"]
@@ -141,7 +142,9 @@ def text(study: Study, _seconds: float) -> str:
 def _head(case: Case) -> list[str]:
     r = case.recording
     where = r.source if r.device < 0 else f"{r.source}, device {r.device}"
-    lines = [f"{where}: {counted(len(r.history.events), 'event')}, recorded with {r.conf or _DEFAULTS}"]
+    how = {"cpu_profile": "a profile of a CPU run", "cuda_profile": "a profile with CUDA memory"}
+    with_what = how.get(r.kind, f"recorded with {r.conf or _DEFAULTS}")
+    lines = [f"{where}: {counted(len(r.history.events), 'event')}, {with_what}"]
     if case.check is None:
         lines.append("  self-check of the replay: not applicable to a profile; what follows is a forecast")
     else:
@@ -167,23 +170,24 @@ def _table(study: Study) -> list[str]:
         return []
     start = " after a restart" if fresh else ""
     live = max(o.peak_allocated for o in recorded.view(fresh=fresh))
-    out = [TITLES, _line(recorded, fresh=False, mark="as recorded")]
+    snapshot = any(c.check is not None for c in study.cases)
+    out = [TITLES, _line(recorded, fresh=False, mark="as recorded" if snapshot else _DEFAULTS)]
     if fresh:
         out.append(_line(recorded, fresh=True, mark=f"the recorded settings{start}"))
-    known = {recorded.view(fresh=fresh)}
+    known = {_seen(recorded, fresh=fresh)}
     shown, same = [], []
     for trial in study.trials:
         if "[" in trial.name and trial is not study.advice.trial:
             continue  # tuned to single sizes: of interest only where it is the answer
-        if trial is study.advice.trial or trial.view(fresh=fresh) not in known:
-            known.add(trial.view(fresh=fresh))
+        if trial is study.advice.trial or _seen(trial, fresh=fresh) not in known:
+            known.add(_seen(trial, fresh=fresh))
             shown.append(trial)
         elif trial.view(fresh=fresh) == recorded.view(fresh=fresh) and trial.name != recorded.name:
             same.append(trial.name or _DEFAULTS)
     for trial in shown[:SHOWN]:
         arrow = "   <-- set this" if trial is study.advice.trial else ""
         out.append(_line(trial, fresh=fresh, mark=(trial.name or _DEFAULTS) + start + arrow))
-    more = [f"{len(shown) - SHOWN} other settings are worse"] if len(shown) > SHOWN else []
+    more = [f"{counted(len(shown) - SHOWN, 'other setting')} of other effect"] if len(shown) > SHOWN else []
     more += (
         [f"no effect at all: {', '.join(same[:4])}{' and others' if len(same) > 4 else ''}"] if same else []
     )
@@ -193,6 +197,13 @@ def _table(study: Study) -> list[str]:
         f"no allocator can do with less than {human(live, 'bytes')}, the peak of live blocks",
         *LEGEND,
     ]
+
+
+def _seen(trial: Trial, *, fresh: bool) -> tuple[int, ...]:
+    """What tells rows apart: memory in MiB, failures, retries."""
+    return tuple(
+        n for o in trial.view(fresh=fresh) for n in (o.peak_reserved >> 20, o.stuck >> 20, o.ooms, o.retries)
+    )
 
 
 def _line(trial: Trial, *, fresh: bool, mark: str) -> str:
@@ -210,7 +221,7 @@ def _several(study: Study) -> list[str]:
     trial, recorded = study.advice.trial, study.recorded
     if len(study.cases) == 1 or recorded is None:
         return []
-    out = [f"the table: bytes of the worst of {len(study.cases)} devices, counts in sum; each device:"]
+    out = ["", f"the table: bytes of the worst of {len(study.cases)} devices, counts in sum; each device:"]
     for i, case in enumerate(study.cases):
         rank = "" if case.recording.rank is None else f"rank {case.recording.rank}, "
         a, b = recorded.view(fresh=study.advice.fresh)[i], trial and trial.view(fresh=study.advice.fresh)[i]
