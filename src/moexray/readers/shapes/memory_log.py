@@ -56,6 +56,7 @@ UNIT = lazy(r"_(ns|us|ms|s|sec|bytes|b|kb|kib|mb|mib|gb|gib)$")
 EPOCHS = ((1e17, 1), (1e14, 1_000), (1e11, 1_000_000), (1e8, 1_000_000_000))  # from here on ns, us, ms, s
 LISTS = ("events", "records", "memory_events", "memory_log", "allocations", "log", "trace")
 LOOK = 200  # records that tell whether the document is such a log
+ENOUGH = 0.25  # share of the frees that repeat an id: then it is the tensor's
 LARGEST = 1 << 60  # bytes, ns; beyond it nothing is real and sums would leave 64 bits
 DIGITS = lazy(r"\d+")
 
@@ -77,7 +78,7 @@ def memory_log(document: Any, source: Source, out: Reading) -> bool:
 def _records(document: Any) -> list[Any] | None:
     if isinstance(document, dict):
         lists = [document[k] for k in LISTS if isinstance(document.get(k), list)]
-        document = lists[0] if len(lists) == 1 else None
+        document = lists[0] if len(lists) == 1 else [document]  # a log of one line
     if not isinstance(document, list) or not document:
         return None
     head = [r for r in document[:LOOK] if isinstance(r, dict)]
@@ -292,12 +293,23 @@ def _float(text: str) -> float | None:
 
 
 def _ids_match(columns: dict[str, list[Any]]) -> bool:
-    """Whether frees repeat the id of an allocation; a serial number of records does not."""
-    born = {i for i, a in zip(columns["id"], columns["is_alloc"], strict=True) if a}
-    freed = [i for i, a in zip(columns["id"], columns["is_alloc"], strict=True) if not a]
-    if not freed:
-        return None not in born
-    return sum(i is not None and i in born for i in freed) * 2 > len(freed)
+    """Whether frees repeat the id of an allocation; a serial number of records does not.
+
+    Of a log that begins late few frees match in any way; then what matches more counts.
+    """
+    is_alloc = columns["is_alloc"]
+    by_id = _matched(columns["id"], is_alloc)
+    if all(is_alloc) or by_id >= ENOUGH:
+        return None not in columns["id"] or by_id > 0
+    kinds = zip(*(columns[n] for n in ("layer", "scope", "expert", "size_bytes")), strict=True)
+    return by_id >= _matched(list(kinds), is_alloc) and None not in columns["id"]
+
+
+def _matched(values: list[Any], is_alloc: list[bool]) -> float:
+    """Share of the frees whose value occurs with an allocation, too."""
+    born = {v for v, new in zip(values, is_alloc, strict=True) if new and v is not None}
+    freed = [v for v, new in zip(values, is_alloc, strict=True) if not new]
+    return sum(v in born for v in freed) / len(freed) if freed else 0.0
 
 
 def _keys(columns: dict[str, list[Any]], *, by_id: bool) -> Iterator[int]:
