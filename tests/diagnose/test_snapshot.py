@@ -308,9 +308,17 @@ def test_exhibits(tmp_path):
     result = diagnose(read_any([write(tmp_path / "s_rank2.pickle", doc)])).exhibits
     owners = {row["owner"]: row["bytes"] for row in result["ledger"]}
     assert owners == {"live, the default pool": 512 * MIB, "stuck, the default pool": 512 * MIB}
-    line = result["series"][0]
-    assert max(line["y"]) == GIB + 96 * MIB
+    [line] = result["series"]
+    assert (line["label"], max(line["y"])) == ("reserved", GIB + 96 * MIB)
     assert len(line["x"]) <= 2002
+    live, stuck = line["also"]
+    assert (live["label"], live["y"][-1]) == ("live (requested bytes)", 512 * MIB)
+    assert (stuck["label"], stuck["y"][-1]) == ("stuck", 512 * MIB)
+    assert max(live["y"]) == 512 * MIB + 96 * MIB
+    [drawn] = result["memory_map"]
+    assert (drawn["rank"], drawn["name"]) == (2, "rank 2, device 0")
+    assert drawn["runs"] == [[0, 512 * MIB, 0, 0], [0, 512 * MIB, 2, -1]]
+    assert drawn["segments"][0]["stuck_bytes"] == 512 * MIB
     assert "of 3502 points" in line["source"]
 
 

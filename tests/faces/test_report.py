@@ -17,6 +17,7 @@ SECTIONS = {
     "balance": "balance",
     "series": "series",
     "spans": "timeline",
+    "memory_map": "memory-map",
     "chain": "chain",
     "ruled_out": "ruled-out",
 }
@@ -133,7 +134,7 @@ def test_empty_documents_say_what_is_known():
 
 def test_every_chart_has_a_table(sample):
     charts = list(Page(render(sample)).charts.values())
-    assert sorted({kind for kind, _ in charts}) == ["balance", "ledger", "series", "timeline", "waits"]
+    assert sorted({kind for kind, _ in charts}) == ["balance", "ledger", "map", "series", "timeline", "waits"]
     assert all(has_table for _, has_table in charts)
 
 
@@ -178,6 +179,15 @@ def hostile_document():
             {"name": "one", "unit": "bytes", "x_unit": "s", "x": [1.7e9], "y": [5]},
             {"name": "gaps", "unit": "s", "x_unit": "s", "x": [0, 1], "y": [None, None]},
             {"name": "flat", "unit": "ratio", "x_unit": "step", "x": [0, 1], "y": [0, 0]}, {},
+            {"name": "two", "unit": "bytes", "x_unit": "s", "x": [0, 1], "y": [1, 2], "label": EVIL,
+             "also": [{"label": EVIL, "y": [math.nan]}, {"y": "x"}, {}, 3, *[{"y": [1, 2, 3]}] * 9]},
+        ],
+        "memory_map": [
+            {"name": EVIL, "source": EVIL, "kinds": ["live", EVIL, None, []], "sites": [{"site": EVIL, "bytes": math.nan}, {}],
+             "segments": [{"address": EVIL, "pool": EVIL, "held_by": EVIL, "bytes": -1}, {}, 3, {"address": 10**400}],
+             "segments_total": 10**400, "merged_below_bytes": EVIL,
+             "runs": [[0, 5, 0, 0], [1, 2, 1, 9], [0, 3, 3, -5], [2, math.inf, 0, 0], [9, 1, 0, 0], [0, 1, 9, 0], [0], "x", None]},
+            {"segments": [{}], "runs": []}, {},
         ],
         "spans": [
             {"rank": EVIL, "lane": EVIL, "start_s": 1, "dur_s": 0, "name": EVIL, "kind": EVIL},
@@ -225,10 +235,34 @@ def test_long_series_keep_their_extremes_and_the_page_says_so():
     html = render({"series": [line]})
     drawn = data_of(html)["series"][0]
     assert len(drawn["x"]) <= 4_000
-    points = dict(zip(drawn["x"], drawn["y"], strict=True))
+    points = dict(zip(drawn["x"], drawn["lines"][0]["y"], strict=True))
     assert (points[31_234], points[31_235], points[40_000]) == (9, -9, None)
     assert {0, 49_999} <= set(points)
     assert f"Thinned: {len(points):,} of 50,000 points drawn, extremes kept." in html
+
+
+def test_lines_of_one_chart_share_its_points_and_its_table():
+    y, more = [0.0] * 50_000, [1.0] * 50_000
+    y[31_234], more[20_001] = 9.0, -5.0
+    line = {"name": "n", "unit": "bytes", "x_unit": "step", "x": list(range(50_000)), "y": y, "label": "reserved",
+            "also": [{"label": "stuck", "y": more}, {"label": "short", "y": [3]}]}  # fmt: skip
+    html = render({"series": [line]})
+    drawn = data_of(html)["series"][0]
+    assert len(drawn["x"]) <= 4_000
+    assert [one["label"] for one in drawn["lines"]] == ["reserved", "stuck", "short"]
+    at = {x: [one["y"][i] for one in drawn["lines"]] for i, x in enumerate(drawn["x"])}
+    assert (at[31_234], at[20_001], at[0]) == ([9, 1, None], [0, -5, None], [0, 1, 3])
+    assert '<th scope="col" class="n">Reserved</th><th scope="col" class="n">Stuck</th>' in html
+
+
+def test_the_memory_map_has_a_row_for_each_segment_and_says_what_it_leaves_out(sample):
+    html = render({"memory_map": sample["memory_map"]})
+    [drawn] = data_of(html)["maps"]
+    assert len(drawn["runs"]) == len(sample["memory_map"][0]["runs"])
+    words = Page(html).words
+    assert "thinned: the 12 largest of 611 segments, 5.25 GiB of 72.30 GiB" in words
+    assert "thinned: of 4,021 blocks, neighbours below 64.0 KiB are drawn as one" in words
+    assert "0x7f0100000000 large / default 512.0 MiB 76.0 MiB 436.0 MiB 436.0 MiB 256.0 MiB 2 layers/moe.py:88 dispatch" in words
 
 
 def test_many_spans_keep_the_longest_and_the_page_says_so():

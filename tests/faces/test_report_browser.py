@@ -48,6 +48,8 @@ def big_document():
         "spans": [{"rank": r, "lane": "s", "start_s": i, "dur_s": 0.5, "kind": "comm"} for r in ranks for i in range(20)],
         "balance": [{"layers": list(layers), "axis": "expert", "values": [[i * j % 97 for i in experts] for j in layers]}],
         "waits": [{"rank": rank, "late_s": rank / 100, "waited_s": 1} for rank in ranks],
+        "memory_map": [{"kinds": ["live", "stuck"], "segments": [{"bytes": 2**21} for _ in range(2000)],
+                        "runs": [[i // 8, 2**18, i % 2, -1] for i in range(16_000)]}],
     }  # fmt: skip
 
 
@@ -55,8 +57,8 @@ def big_document():
 def test_all_charts_are_drawn_without_an_error(tmp_path, scheme):
     sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
     dom = browse(tmp_path, render(sample), "--dump-dom", f"--blink-settings=preferredColorScheme={scheme}")
-    assert drawn(dom) == ["ledger", "timeline", "series", "series", "series", "balance", "waits"]
-    assert dom.count("<canvas") == 5
+    assert drawn(dom) == ["ledger", "map", "timeline", "series", "series", "series", "balance", "waits"]
+    assert dom.count("<canvas") == 6
     assert dom.count('class="copy"') == dom.count('aria-label="Copy ') > 3
 
 
@@ -106,11 +108,14 @@ KEYS = """
   const at = (name) => document.querySelector(`[data-chart=${name}]`);
   press(at("timeline").querySelector("canvas"), "+", "ArrowRight", "-", "0", "ArrowLeft");
   press(at("balance").querySelector("canvas"), ...Array(18).fill("ArrowDown"), "ArrowRight", "ArrowRight");
+  press(at("map").querySelector("canvas"), ...Array(5).fill("ArrowRight"));
+  at("map").querySelector("[data-by=site]").click();
   press(at("series").querySelector(".plot"), "ArrowRight", "ArrowRight", "ArrowRight");
   location.hash = "#f3-e1";
   setTimeout(() => { document.title = [
     at("balance").querySelector("[data-readout]").textContent,
     at("series").querySelector("[data-readout]").textContent,
+    at("map").querySelector("[data-readout]").textContent + at("map").querySelector("[data-legend]").textContent,
     document.getElementById("f3").open].join(" | "); }, 500);
 """
 
@@ -119,10 +124,12 @@ def test_keys_read_the_charts_and_links_open_what_is_folded(tmp_path):
     sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
     dom = browse(tmp_path, without_policy(render(sample), KEYS), "--dump-dom")
     drawn(dom)
-    balance, series, opened = re.search(r"<title>(.*?)</title>", dom, re.DOTALL).group(1).split(" | ")
+    balance, series, memory, opened = re.search(r"<title>(.*?)</title>", dom, re.DOTALL).group(1).split(" | ")
     assert balance == "layer 17, rank 2: 271,544 tokens, 2.31 of the layer's mean, balancedness 0.43"
     assert series.startswith("step 2: 1")
     assert series.endswith(" ms")
+    assert memory.startswith("segment 5: 0x7f0100000000, 512.0 MiB large / default, 76.0 MiB live in 2 blocks, 436.0 MiB stuck")
+    assert memory.endswith("loader.py:311 load_weights 2.00 GiBlayers/moe.py:88 dispatch 457.0 MiBfree")
     assert opened == "true"
 
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from moexray.analyse.snapshot import pools, shots
 from moexray.analyse.snapshot_history import history
 from moexray.analyse.snapshot_sites import hot_zones
+from moexray.analyse.snapshot_stuck import stuck_line
 from moexray.core.run import Reading, build_run
 from moexray.core.source import Source
 from moexray.readers.shapes import snapshot as shape
@@ -28,13 +29,14 @@ class Naive:
 
     def __init__(self):
         self.segments, self.trace = {}, []
-        self.active, self.reserved = [0], [0]
+        self.active, self.reserved, self.stuck_line = [0], [0], [0]
         self.allocs = self.frees = 0
 
     def note(self, action, addr, size, d_active=0, d_reserved=0):
         self.trace.append(event(action, addr, size, len(self.trace)))
         self.active.append(self.active[-1] + d_active)
         self.reserved.append(self.reserved[-1] + d_reserved)
+        self.stuck_line.append(self.stuck_line[-1] if action == "free_requested" else self.stuck())
 
     def alloc(self, units, slack):
         for base, slots in self.segments.items():
@@ -114,6 +116,7 @@ def test_timeline_and_stuck_bytes(script, cut):
     if h.line is not None:
         assert np.array_equal(h.line.active, naive.active[cut:])
         assert np.array_equal(h.line.reserved, naive.reserved[cut:])
+        assert np.array_equal(stuck_line(shot), naive.stuck_line[cut + 1 :])
         # the events begin at nothing exactly if no live thing lacks its birth
         assert (h.kind == "complete") == (h.live_without_alloc == h.frees_without_alloc == h.segments_without_alloc == 0)
     if cut == 0:

@@ -31,7 +31,7 @@ class Exhibit:
     """One function `(run: Run) -> list[dict]` whose result is shown beside the findings.
 
     Args:
-        name: Key of the diagnosis document: ledger, waits, balance, series, spans.
+        name: Key of the diagnosis document: ledger, waits, balance, series, spans, memory_map.
         function: "moexray.diagnose.memory:ledger".
         needs: It runs if at least one of these tables holds anything.
     """
@@ -189,6 +189,7 @@ RULES: tuple[Rule, ...] = (
 EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit("ledger", "moexray.diagnose.snapshot_exhibits:ledger", ("snapshot",)),
     Exhibit("series", "moexray.diagnose.snapshot_exhibits:series", ("snapshot_events",)),
+    Exhibit("memory_map", "moexray.diagnose.snapshot_exhibits:maps", ("snapshot",)),
     Exhibit("waits", "moexray.diagnose.timeline_exhibits:waits", ("trace",)),
     Exhibit("waits", "moexray.diagnose.comm_flight:waits", ("comm_flight",)),
     Exhibit("series", "moexray.diagnose.timeline_exhibits:series", ("trace",)),
@@ -197,6 +198,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit("ledger", "moexray.diagnose.gpu_ledger:ledger", ("gpu", "metrics")),
     Exhibit("series", "moexray.diagnose.gpu_ledger:series", ("gpu", "memory_stats", "metrics")),
     Exhibit("balance", "moexray.diagnose.routing_skew:balance", ("counts", "routes", "metrics")),
+    Exhibit("series", "moexray.diagnose.routing:drift_series", ("counts", "routes")),
     Exhibit("series", "moexray.diagnose.engine_series:latency_series", ("latency", "gaps")),
     Exhibit("series", "moexray.diagnose.sched_series:series_of_scrapes", ("metrics",)),
 )

@@ -156,11 +156,37 @@ def series(rng):
     drift = [{"x": 200, "text": "the routing changes", "finding": "ep.skew"}]
     lines = (
         ("Step time, slowest rank", "s", [round(y, 5) for y in slow], "latency/steps.csv", marks),
-        ("Reserved by PyTorch, rank 2", "bytes", reserved, "metrics/rank2.prom", []),
+        ("Memory of PyTorch, rank 2", "bytes", reserved, "metrics/rank2.prom", []),
         ("Balancedness over ranks, layer 17", "ratio", [round(y, 4) for y in skew], "routing/counts.csv", drift),
     )
-    return [{"name": name, "unit": unit, "x_unit": "step", "x": steps, "y": y, "source": source, "marks": m}
-            for name, unit, y, source, m in lines]  # fmt: skip
+    out = [{"name": name, "unit": unit, "x_unit": "step", "x": steps, "y": y, "source": source, "marks": m}
+           for name, unit, y, source, m in lines]  # fmt: skip
+    out[1] |= {"label": "reserved", "also": [{"label": "live", "y": [y - 3 * GIB - s * 2**20 for s, y in enumerate(reserved)]}]}
+    return out
+
+
+def memory_map():
+    """Twelve segments of rank 2: four of weights, six in pieces, a cached one, a small one."""
+    mib = 1024**2
+    layout = [[(512, 0, 0)]] * 4 + [[(64, 0, 1), (180, 2, -1), (12, 0, 1), (256, 2, -1)]] * 6
+    layout += [[(256, 3, -1)], [(1, 1, 1), (1, 2, -1)]]
+    sums = [[sum(n for n, kind, _ in seg if kind in kinds) * mib for kinds in ((0, 1), (2,), (3,))] for seg in layout]
+    return [{
+        "name": "rank 2, device 2", "source": "memory/rank2.pickle", "rank": 2, "device": 2,
+        "segments_total": 611, "total_bytes": round(72.3 * GIB), "blocks": 4021, "merged_below_bytes": 65536,
+        "kinds": ["live", "pending", "stuck", "cached"],
+        "sites": [{"site": "loader.py:311 load_weights", "bytes": 2048 * mib},
+                  {"site": "layers/moe.py:88 dispatch", "bytes": 457 * mib}],
+        "segments": [
+            {"address": 0x7F0000000000 + i * GIB, "pool": "default", "stream": 0,
+             "kind": "small" if i == 11 else "large", "bytes": sum(sums[i]), "active_bytes": sums[i][0],
+             "free_bytes": sums[i][1] + sums[i][2], "largest_free_bytes": max([n for n, k, _ in seg if k > 1], default=0) * mib,
+             "stuck_bytes": sums[i][1], "live_blocks": sum(k < 2 for _, k, _ in seg),
+             "held_by": "loader.py:311 load_weights" if i < 4 else "layers/moe.py:88 dispatch" if i != 10 else ""}
+            for i, seg in enumerate(layout)
+        ],
+        "runs": [[i, n * mib, kind, site] for i, seg in enumerate(layout) for n, kind, site in seg],
+    }]  # fmt: skip
 
 
 def balance(rng):
@@ -232,6 +258,7 @@ def document():
         ],
         "balance": balance(rng),
         "series": series(rng),
+        "memory_map": memory_map(),
         "spans": spans(rng),
         "chain": [
             {"from": "mem.fragmentation", "to": "mem.alloc_stall",

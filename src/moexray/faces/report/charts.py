@@ -1,5 +1,6 @@
 """Series, timeline and balance: thinned data for the drawing script, and a table for each."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
@@ -19,7 +20,11 @@ _TABLE_SPANS = 500
 _TABLE_CELLS = 20_000
 _KINDS = ("compute", "comm", "alloc", "host", "wait")
 _EPOCH_S = 1e8  # later than 1973 when counted from 1970; runs are shorter
+_LINES = 5  # further lines of one chart: as many as there are colours
 _ORIGIN_PAST_SPANS = 2  # an axis that begins later than this many of its own lengths starts at 0
+
+
+_Point = tuple[float, list[float | None]]  # x, and y of each line
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +61,10 @@ def series(document: Fields, anchors: dict[str, str]) -> tuple[Chart, ...]:
 
 def _line(fields: Fields, anchors: dict[str, str]) -> Chart | None:
     raw_x, raw_y = listed(fields, "x"), listed(fields, "y")
-    pairs = [(number(x), number(y)) for x, y in zip(raw_x, raw_y, strict=False)]
-    points = sorted(((x, y) for x, y in pairs if x is not None), key=lambda point: point[0])
+    more = each(fields, "also")[:_LINES]
+    columns = [raw_y, *(_as_long(listed(line, "y"), len(raw_y)) for line in more)]
+    rows = ((number(x), [number(y) for y in ys]) for x, *ys in zip(raw_x, *columns, strict=False))
+    points = sorted(((x, ys) for x, ys in rows if x is not None), key=lambda point: point[0])
     if not points:
         return None
     notes = [_from(fields)]
@@ -68,31 +75,48 @@ def _line(fields: Fields, anchors: dict[str, str]) -> Chart | None:
     origin = 0.0 if x_unit == "step" else _origin(points[0][0], points[-1][0])
     if origin:
         notes.append(f"time counts from {_clock(origin)}")
-    kept = extremes([y for _, y in points], MAX_POINTS)
+    kept = _kept(points, MAX_POINTS)
     if len(kept) < len(points):
         notes.append(f"thinned: {len(kept):,} of {len(points):,} points drawn, extremes kept")
     drawn = [(points[index][0] - origin, points[index][1]) for index in kept]
     marks = _marks(fields, anchors, origin, x_unit)
+    labels = [str(fold(line.get("label") or "value", at=60)) for line in (fields, *more)]
     data = {
         "unit": unit,
         "xUnit": x_unit,
         "x": [x for x, _ in drawn],
-        "y": [y for _, y in drawn],
+        "lines": [{"label": label, "y": [ys[i] for _, ys in drawn]} for i, label in enumerate(labels)],
         "marks": [[x, mark.number] for x, mark in marks if x is not None],
     }
     title = str(fold(fields.get("name") or "(unnamed series)", at=120))
-    rows = _line_rows(drawn, unit, x_unit)
-    return Chart(title, _join(notes), rows, data, tuple(mark for _, mark in marks))
+    words = _line_rows(drawn, labels, unit, x_unit)
+    return Chart(title, _join(notes), words, data, tuple(mark for _, mark in marks))
 
 
-def _line_rows(drawn: list[tuple[float, float | None]], unit: str, x_unit: str) -> Table:
-    kept = extremes([y for _, y in drawn], _TABLE_POINTS)
-    rows = [(_position(drawn[index][0], x_unit), human(drawn[index][1], unit)) for index in kept]
+def _as_long(values: Sequence[Any], count: int) -> list[Any]:
+    """As many values as there are points; what is missing is a gap."""
+    return [*values[:count], *[None] * (count - len(values))]
+
+
+def _kept(points: Sequence[_Point], most: int) -> list[int]:
+    """Rows to keep, the extremes of each line among them."""
+    if len(points) <= most:
+        return list(range(len(points)))
+    lines = len(points[0][1])
+    rows = (extremes([ys[i] for _, ys in points], most // lines) for i in range(lines))
+    return sorted({row for kept in rows for row in kept})
+
+
+def _line_rows(drawn: Sequence[_Point], labels: list[str], unit: str, x_unit: str) -> Table:
+    kept = _kept(drawn, _TABLE_POINTS)
+    rows = [
+        (_position(drawn[index][0], x_unit), *(human(y, unit) for y in drawn[index][1])) for index in kept
+    ]
     caption = f"{len(rows):,} points"
     if len(rows) < len(drawn):
         caption = f"{len(rows):,} of {len(drawn):,} drawn points"
-    head = ("Step" if x_unit == "step" else "Time", "Value")
-    return table(caption, head, rows, numeric=(0, 1))
+    head = ("Step" if x_unit == "step" else "Time", *(f"{label[:1].upper()}{label[1:]}" for label in labels))
+    return table(caption, head, rows, numeric=range(len(head)))
 
 
 def _marks(

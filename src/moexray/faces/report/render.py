@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from moexray.faces.report import charts, tables, words
+from moexray.faces.report import charts, memory_map, tables, words
 from moexray.faces.report.safe import clean, hash_source, script_json
 
 __all__ = ["render"]
@@ -27,6 +27,7 @@ _SCRIPTS = (
     "assets/tools.js",
     "assets/series.js",
     "assets/canvas.js",
+    "assets/map.js",
     "assets/start.js",
 )
 
@@ -36,7 +37,7 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
 
     Args:
         document: what `moexray diagnose --format json` prints, with the optional extra keys
-            ledger, waits, balance, series, spans, chain and ruled_out. Sizes in bytes, times in
+            ledger, waits, balance, series, spans, memory_map, chain and ruled_out. Sizes in bytes, times in
             seconds. Missing, null or odd values leave their place empty, they never fail.
         link_base: the folder that relative evidence paths start from, as seen from the place
             where the page will lie; "" when they start from there.
@@ -53,10 +54,12 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
     timeline = charts.timeline(document)
     series = charts.series(document, anchors)
     balances = charts.balances(document)
+    maps = memory_map.maps(document)
     data = {
         "timeline": timeline.data if timeline else None,
         "series": [chart.data for chart in series],
         "balances": [chart.data for chart in balances],
+        "maps": [chart.data for chart in maps],
     }
     styles = tuple(_asset(name) for name in _STYLES)
     scripts = tuple(_asset(name) for name in _SCRIPTS)
@@ -78,6 +81,7 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
         timeline=timeline,
         series=series,
         balances=balances,
+        maps=maps,
         waits=tables.waits(document),
         inputs=tables.inputs(document),
         skipped=tables.skipped(document),

@@ -10,7 +10,9 @@ const Timeline = (() => {
     if (all[0] === all[1]) all[1] = all[0] + 1e-6;
     const order = data.spans.slice().sort((a, b) => b[2] - a[2]);
     const view = { from: all[0], to: all[1], drag: null, box: null };
-    legend(figure, data);
+    const used = new Set(data.spans.map((s) => s[3]));
+    const kinds = data.kinds.map((kind) => [kind, Tools.colour("kind-" + kind)]);
+    Tools.legend(figure, kinds.filter((_, index) => used.has(index)));
     const paint = () => { view.box = layout(canvas, data, view); lanes(data, order, view); };
     zooming(canvas, view, all, paint);
     canvas.onmousemove = (event) => {
@@ -21,21 +23,6 @@ const Timeline = (() => {
         : "";
     };
     paint();
-  }
-
-  function legend(figure, data) {
-    const list = figure.querySelector("[data-legend]");
-    list.textContent = "";
-    const used = new Set(data.spans.map((s) => s[3]));
-    data.kinds.forEach((kind, index) => {
-      if (!used.has(index)) return;
-      const item = document.createElement("li");
-      const swatch = document.createElement("span");
-      swatch.className = "swatch";
-      swatch.style.background = Tools.colour("kind-" + kind);
-      item.append(swatch, kind);
-      list.append(item);
-    });
   }
 
   function layout(canvas, data, view) {

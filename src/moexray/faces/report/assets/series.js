@@ -11,14 +11,15 @@ const Series = (() => {
     const host = figure.querySelector(".plot");
     const readout = figure.querySelector("[data-readout]");
     host.textContent = "";
-    const plot = new uPlot(options(host.clientWidth, data, readout), [data.x, data.y], host);
+    Tools.legend(figure, data.lines.length > 1 ? data.lines.map((line, i) => [line.label, colour(data, i)]) : []);
+    const plot = new uPlot(options(host.clientWidth, data, readout), [data.x, ...data.lines.map((line) => line.y)], host);
     host.onkeydown = (event) => step(event, plot, data);
     return plot;
   }
 
   function options(width, data, readout) {
     const axis = { stroke: Tools.colour("ink-2"), grid: { stroke: Tools.colour("grid"), width: 1 }, ticks: { show: false }, font: "12px system-ui, sans-serif" };
-    const line = Tools.colour("line");
+    const points = { show: data.x.length < 80, size: 5 };
     return {
       width,
       height: HEIGHT,
@@ -32,13 +33,18 @@ const Series = (() => {
         { ...axis, size: 30, space: 105, ...(data.xUnit === "s" ? { incrs: CLOCK_STEPS } : {}), values: (_, all) => all.map((x) => (data.xUnit === "step" ? "step " + x.toLocaleString("en-US") : Tools.tick(x, data.xUnit))) },
         { ...axis, size: 78, ...(data.unit === "bytes" ? { incrs: POWERS_OF_TWO } : {}), values: (_, all) => all.map((y) => Tools.tick(y, data.unit)) },
       ],
-      series: [{}, { stroke: line, width: 1.5, points: { show: data.x.length < 80, size: 5 }, spanGaps: false }],
+      series: [{}, ...data.lines.map((_, i) => ({ stroke: colour(data, i), width: 1.5, points, spanGaps: false }))],
       hooks: {
         draw: [(plot) => marks(plot, data)],
         setCursor: [(plot) => say(plot, data, readout)],
       },
     };
   }
+
+  // Lines of memory have the colours of the memory map.
+  const MEMORY = { reserved: "map-other", live: "map-live", stuck: "map-stuck" };
+  const colour = (data, i) =>
+    Tools.colour((data.lines.length > 1 && MEMORY[data.lines[i].label.split(" ")[0]]) || (i ? "c" + (i % 6) : "line"));
 
   // From zero unless that would press the line flat; room for the numbered marks on top.
   function range(low, high) {
@@ -55,7 +61,8 @@ const Series = (() => {
       return;
     }
     const x = data.xUnit === "step" ? "step " + Tools.human(data.x[at], "count") : Tools.human(data.x[at], data.xUnit);
-    readout.textContent = x + ": " + Tools.human(data.y[at], data.unit);
+    const name = (line) => (data.lines.length > 1 ? line.label + " " : "");
+    readout.textContent = x + ": " + data.lines.map((line) => name(line) + Tools.human(line.y[at], data.unit)).join(", ");
   }
 
   function marks(plot, data) {
@@ -91,7 +98,8 @@ const Series = (() => {
     event.preventDefault();
     const now = plot.cursor.idx ?? (move > 0 ? -1 : data.x.length);
     const next = Tools.clamp(now + move, 0, data.x.length - 1);
-    plot.setCursor({ left: plot.valToPos(data.x[next], "x"), top: data.y[next] === null ? 10 : plot.valToPos(data.y[next], "y") });
+    const y = data.lines[0].y[next];
+    plot.setCursor({ left: plot.valToPos(data.x[next], "x"), top: y === null ? 10 : plot.valToPos(y, "y") });
   }
 
   return { draw };

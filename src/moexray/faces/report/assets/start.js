@@ -6,6 +6,7 @@
   const painters = {
     timeline: (figure) => Timeline.draw(figure, data.timeline),
     series: (figure) => Series.draw(figure, data.series[Number(figure.dataset.index)]),
+    map: (figure) => MemoryMap.draw(figure, data.maps[Number(figure.dataset.index)]),
     balance: (figure) => HeatMap.draw(figure, data.balances[Number(figure.dataset.index)]),
   };
 

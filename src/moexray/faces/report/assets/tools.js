@@ -87,6 +87,20 @@ const Tools = (() => {
     return out;
   }
 
+  // Fills the legend of a figure from [text, colour] pairs.
+  function legend(figure, entries) {
+    const list = figure.querySelector("[data-legend]");
+    list.textContent = "";
+    for (const [text, fill] of entries) {
+      const item = document.createElement("li");
+      const swatch = document.createElement("span");
+      swatch.className = "swatch";
+      swatch.style.background = fill;
+      item.append(swatch, text);
+      list.append(item);
+    }
+  }
+
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-  return { human, tick, colour, prepare, shorten, ticks, clamp };
+  return { human, tick, colour, prepare, shorten, ticks, legend, clamp };
 })();
