@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from moexray.algorithms import conf
 from moexray.algorithms.blocks import ContradictionError
-from moexray.algorithms.simulate import simulate
 from moexray.core.errors import UsageError
 from moexray.core.sizes import human_bytes
 from moexray.whatif.cases import Memory, prepare_cases
@@ -307,7 +306,7 @@ _INSTEAD = (
 
 def _no_cure(cases: Sequence[Case], trials: Sequence[Trial], ooms: int) -> str:
     needs = [
-        simulate(c.plan, replace(c.settings, limit=None)).peak_allocated
+        c.kept.outcome(replace(c.settings, limit=None), None).peak_allocated
         - (c.settings.limit or c.capacity or 0)
         for c in cases
     ]

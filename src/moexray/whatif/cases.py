@@ -11,6 +11,7 @@ from moexray.algorithms.simulate import Plan, prepare
 from moexray.core.errors import UsageError
 from moexray.whatif.recordings import LeftOut
 from moexray.whatif.search import Case
+from moexray.whatif.streams import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -88,7 +89,11 @@ def prepare_cases(
     shown = shown or [n for n in (memory.logged,) if n is not None]
     if capacity is None and shown and made:
         capacity = max(*shown, *(plan.capacity[0] for _, _, plan in made))
-    return [Case(r, check, plan, restarted(plan), capacity) for r, check, plan in made], left
+    cases = []
+    for r, check, plan in made:
+        kept, fresh = Stream(plan), restarted(plan)
+        cases.append(Case(r, check, kept, kept if fresh is plan else Stream(fresh), capacity))
+    return cases, left
 
 
 def _shown(plan: Plan, recording: Recording) -> list[int]:

@@ -31,12 +31,12 @@ def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bo
     ]
     out += [note for c in cases for note in c.recording.notes]
     if any(c.midway for c in cases):
-        old = human_bytes(max(sum(b[1] for s in c.plan.start for b in s.blocks) for c in cases))
+        old = human_bytes(max(c.kept.held for c in cases))
         out.append(f"{old} of segments existed before the first event: {_START[fresh]}")
         have = [c.capacity for c in cases if c.capacity is not None]
-        if have and max(sum(b[1] for s in c.plan.start for b in s.blocks) for c in cases) > min(have):
+        if have and max(c.kept.held for c in cases) > min(have):
             out.append("the recording held more than the stated capacity before its first event")
-    if ambiguous := sum(c.plan.ambiguous for c in cases):
+    if ambiguous := sum(c.kept.plan.ambiguous for c in cases):
         out.append(f"{ambiguous} blocks that lived at the start may be up to 1 MiB larger than assumed")
     if all(c.capacity is None for c in cases):
         out.append("the memory of the device is not known, so no request can fail here: give --capacity")

@@ -12,15 +12,14 @@ from typing import TYPE_CHECKING, TypeVar
 
 from moexray.algorithms import conf
 from moexray.algorithms.blocks import Settings
-from moexray.algorithms.device import ORDERS
-from moexray.algorithms.simulate import Outcome, Plan, simulate, smallest_capacity
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from moexray.algorithms.device import Order
     from moexray.algorithms.replay import Check
+    from moexray.algorithms.simulate import Outcome
     from moexray.whatif.recordings import Recording
+    from moexray.whatif.streams import Stream
 
 __all__ = ["Case", "Trial", "fitted", "grid", "measured", "named", "neighbours", "ranked", "search", "spread"]
 
@@ -49,21 +48,21 @@ class Case:
     Args:
         recording: Where it comes from.
         check: The self-check; None where nothing was recorded to check against.
-        plan: The stream, from the segments as they lay.
-        fresh: The stream from an empty device; the same as `plan` where the recording begins with one.
+        kept: The stream, from the segments as they lay.
+        fresh: The stream from an empty device; the same as `kept` where the recording begins with one.
         capacity: Bytes that the device can give to PyTorch; None if unknown.
     """
 
     recording: Recording
     check: Check | None
-    plan: Plan
-    fresh: Plan
+    kept: Stream
+    fresh: Stream
     capacity: int | None
 
     @property
     def midway(self) -> bool:
         """Segments existed when the recording began."""
-        return self.fresh is not self.plan
+        return self.fresh is not self.kept
 
     @property
     def settings(self) -> Settings:
@@ -112,27 +111,19 @@ def named(text: str, limit: int | None = None) -> Settings:
 
 def measured(cases: Sequence[Case], name: str, settings: Settings | None) -> Trial:
     """One trial; its smallest capacities are not searched."""
-    kept = tuple(_outcome(c.plan, settings or c.settings, c.capacity) for c in cases)
+    kept = tuple(c.kept.outcome(settings or c.settings, c.capacity) for c in cases)
     fresh = (
-        _outcome(c.fresh, settings or c.settings, c.capacity) if c.midway else k
+        c.fresh.outcome(settings or c.settings, c.capacity) if c.midway else k
         for c, k in zip(cases, kept, strict=True)
     )
     return Trial(name, settings, kept, tuple(fresh))
 
 
-def _outcome(plan: Plan, settings: Settings, capacity: int | None, order: Order = "ascending") -> Outcome:
-    """Without the curve: a search keeps hundreds of outcomes."""
-    return replace(simulate(plan, settings, capacity=capacity, order=order), reserved=())
-
-
 def spread(cases: Sequence[Case], trial: Trial, *, fresh: bool) -> list[Trial]:
-    """The trial in each order of addresses that the driver might choose (restarted or kept)."""
-    out = []
-    for order in ORDERS:
-        plans = [(c.fresh if fresh else c.plan, trial.settings or c.settings, c.capacity) for c in cases]
-        seen = tuple(_outcome(plan, settings, capacity, order) for plan, settings, capacity in plans)
-        out.append(replace(trial, outcomes=seen, restarted=seen))
-    return out
+    """The trial in each order of addresses that the driver may choose (restarted or kept)."""
+    streams = [c.fresh if fresh else c.kept for c in cases]
+    seen = [s.orders(trial.settings or c.settings, c.capacity) for s, c in zip(streams, cases, strict=True)]
+    return [replace(trial, outcomes=row, restarted=row) for row in zip(*seen, strict=True)]
 
 
 def fitted(cases: Sequence[Case], trial: Trial) -> Trial:
@@ -140,17 +131,9 @@ def fitted(cases: Sequence[Case], trial: Trial) -> Trial:
     kept, fresh = [], []
     for case, seen, again in zip(cases, trial.outcomes, trial.restarted, strict=True):
         settings = trial.settings or case.settings
-        kept.append(_least(case.plan, settings, seen, case.capacity))
-        fresh.append(_least(case.fresh, settings, again, case.capacity) if case.midway else kept[-1])
+        kept.append(case.kept.least(settings, seen, case.capacity))
+        fresh.append(case.fresh.least(settings, again, case.capacity) if case.midway else kept[-1])
     return replace(trial, capacities=tuple(kept), fresh_capacities=tuple(fresh))
-
-
-def _least(plan: Plan, settings: Settings, seen: Outcome, capacity: int | None) -> int:
-    """To within 0.2 % of the peak. Without the memory limit: what must be there, not what is allowed."""
-    step = max(plan.capacity[0] >> 9, 2 * MIB)
-    found = smallest_capacity(plan, replace(settings, limit=None, fraction=1.0), step=step)
-    fits = capacity is not None and not seen.ooms and seen.peak_reserved <= capacity
-    return min(found, capacity) if capacity is not None and fits else found
 
 
 def search(cases: Sequence[Case], *, rounds: int = ROUNDS) -> tuple[Trial, list[Trial], bool]:
@@ -164,11 +147,12 @@ def search(cases: Sequence[Case], *, rounds: int = ROUNDS) -> tuple[Trial, list[
     limit = cases[0].settings.limit
     tried: dict[Settings, Trial] = {}
     midway = any(c.midway for c in cases)
-    cost = max(sum(len(c.plan.steps) for c in cases) * (2 if midway else 1), 1)
+    cost = max(sum(len(c.kept) for c in cases) * (2 if midway else 1), 1)
     room = max(BUDGET // cost, 2)
     large = all(c.recording.version in LARGE_SEGMENT_SINCE for c in cases)
     todo = [named(text, limit) for text in grid(limited=limit is not None, large=large)]
-    busy = _busy(cases)
+    exact = all(c.check is not None for c in cases)
+    busy = _busy(cases) if exact else []  # a forecast does not know the sizes that well
     for step in range(rounds + 1):
         for settings in dict.fromkeys(todo):
             if settings not in tried and len(tried) < room:
@@ -248,7 +232,7 @@ def _busy(cases: Sequence[Case]) -> list[int]:
     """The size classes of the most requested bytes, above the small pool."""
     total: dict[int, int] = {}
     for case in cases:
-        for kind, _, size, *_ in case.plan.steps:
+        for kind, _, size, *_ in case.kept.plan.steps:
             if kind == 0 and size > MIB:
                 at = min(size.bit_length() - 1 - 20, 15)
                 total[at] = total.get(at, 0) + size

@@ -110,8 +110,8 @@ def _file(study: Study, i: int) -> dict[str, Any]:
         "recorded_conf": case.recording.conf,
         "events": len(case.recording.history.events),
         "capacity_bytes": case.capacity,
-        "start_reserved_bytes": sum(b[1] for s in case.plan.start for b in s.blocks),
-        "ambiguous_blocks": case.plan.ambiguous,
+        "start_reserved_bytes": case.kept.held,
+        "ambiguous_blocks": case.kept.plan.ambiguous,
         "self_check": _check([case.check]),
         "settings": [
             {
