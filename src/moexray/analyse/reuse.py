@@ -114,7 +114,7 @@ def plans(one: Tensors) -> list[Plan]:
     out = [as_it_was, *_expert_wise(case), *_token_wise(case)]
     start, end, size = one.start[everything], one.end[everything], aligned(one.size[everything])
     taken, order = _packed(start, end, size)
-    how = f"one buffer, offsets planned ahead: first fit, {order}"
+    how = f"one buffer with offsets planned ahead; first fit, {order}"
     return [*out, case.plan("interval packing", how, everything, taken, 1)]
 
 
@@ -153,7 +153,7 @@ def _expert_wise(case: _Case) -> list[Plan]:
             found.append((int((rows[1] * rows[2]).sum()), int(rows[2].sum()), classes))
         taken, buffers, classes = min(found)
         who = "of a layer" if by_layer else "of all layers"
-        how = f"{buffers} buffers that the experts {who} take in turn, {_padding(classes)}"
+        how = f"{buffers} buffers, taken in turn by the experts {who}; {_padding(classes)}"
         out.append(case.plan(name, how, chosen, taken, buffers))
     return out if out[1].peak_bytes < out[0].peak_bytes else out[:1]
 
@@ -181,11 +181,13 @@ def _token_wise(case: _Case) -> list[Plan]:
         np.add.at(arena, at, rows[1] * rows[2])
         found.append((peak(begin, stop, arena)[0], classes))
     taken, classes = min(found, key=lambda f: f[0])
-    how = f"an arena for each step, reset at its end ({what}), {_padding(classes)}"
+    how = f"an arena reset after each step ({what}); {_padding(classes)}"
     return [case.plan("token-wise", how, chosen, taken, 1)]
 
 
 def _padding(classes: int) -> str:
+    if classes == 1:
+        return "sizes padded to powers of two"
     return f"sizes padded to {classes} classes per doubling" if classes else "sizes not padded"
 
 

@@ -16,7 +16,8 @@ from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 
 if TYPE_CHECKING:
-    from moexray.analyse.snapshot import Shot
+    from collections.abc import Sized
+
     from moexray.core.limits import Limits
     from moexray.core.run import Run
 
@@ -24,7 +25,7 @@ __all__ = ["command"]
 
 
 @click.command("memory")
-@click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT...", type=click.Path())
+@click.argument("paths", nargs=-1, required=True, metavar="FILE...", type=click.Path())
 @click.option("--request", "requests", multiple=True, type=SizeOption(),
               help="Request to test instead of powers of two, e.g. 2GiB; repeatable.")
 @click.option("--small-block", type=SizeOption(),
@@ -33,7 +34,7 @@ __all__ = ["command"]
               help="Small-block filter: more allocations per free than this.  [default: 5]")
 @click.option("--depth", type=click.IntRange(1, 5), default=1, show_default=True,
               help="Frames shown of each call site.")
-@click.option("--diff", is_flag=True, help="Compare two snapshots: SNAPSHOT SNAPSHOT are before and after.")
+@click.option("--diff", is_flag=True, help="Compare two snapshots: FILE FILE are before and after.")
 @click.option("--limits", "limits_file", type=click.Path(dir_okay=False, path_type=Path),
               help="TOML file that overrides thresholds, e.g. [snapshot] small_request_bytes = 512.")
 @click.option("--report", type=click.Path(dir_okay=False, path_type=Path),
@@ -41,7 +42,10 @@ __all__ = ["command"]
 @click.option("--force", is_flag=True, help="Overwrite an existing report.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(paths: tuple[str, ...], form: str, report: Path | None, **options: Any) -> None:
-    """Figures of the allocator snapshots in SNAPSHOT (files or folders): who holds what, what is stuck.
+    """Figures of allocator snapshots: who holds what, what is stuck, what lives how long, what to reuse.
+
+    FILE is a file or a folder: snapshots, profiles with memory events, logs of allocations as JSON
+    lines. The latter two have lifetimes and reuse plans only.
 
     Fragmentation ratio: 1 - largest free block / free bytes, 0 when nothing is free; it exceeds
     0.9 on healthy snapshots. Stuck bytes, which empty_cache cannot give back, are the figure to
@@ -56,8 +60,7 @@ def command(paths: tuple[str, ...], form: str, report: Path | None, **options: A
         from moexray.readers.read_any import read_any
 
         runs = [read_any([path]) for path in paths] if options["diff"] else [read_any(paths)]
-        sides = [_shots(run) for run in runs]
-        text = _output(sides, form, limits, options)
+        text = _output(runs, form, limits, options)
         if report:
             from moexray.diagnose.engine import diagnose
 
@@ -87,33 +90,37 @@ def _limits(options: dict[str, Any]) -> Limits:
     return replace(limits, snapshot=replace(limits.snapshot, **chosen))
 
 
-def _shots(run: Run) -> list[Shot]:
-    """The devices of the snapshots that were read.
-
-    Raises:
-        UsageError: there is none.
-    """
-    from moexray.analyse.snapshot import shots
-
-    found = shots(run)
+def _check_found(found: Sized, run: Run) -> None:
     if not found:
         reasons = "; ".join(f"{s.path}: {s.reason}" for s in run.skipped[:3]) or "none in what was given"
         raise UsageError(
             f"no allocator snapshot ({reasons})",
             hint="torch.cuda.memory._dump_snapshot(); see docs/capture.md",
         )
-    return found
 
 
-def _output(sides: list[list[Shot]], form: str, limits: Limits, options: dict[str, Any]) -> str:
-    from moexray.faces.cli import memory_diff, memory_text
+def _output(runs: list[Run], form: str, limits: Limits, options: dict[str, Any]) -> str:
+    """The document or its text.
+
+    Raises:
+        UsageError: nothing of the kind was read.
+    """
+    from moexray.analyse.snapshot import shots
+    from moexray.core.run import merge
+    from moexray.faces.cli import memory_diff, memory_tensors, memory_text
     from moexray.faces.cli.memory_document import document
 
-    entries = memory_diff.compare(*sides, limits.snapshot) if options["diff"] else None
-    if entries is not None and form == "text":
-        return memory_diff.as_text(entries)
-    shots = [shot for side in sides for shot in side]
-    whole = document(shots, options["requests"], limits.snapshot)
+    sides = [shots(run) for run in runs]
+    entries = None
+    if options["diff"]:
+        for side, run in zip(sides, runs, strict=True):
+            _check_found(side, run)
+        entries = memory_diff.compare(*sides, limits.snapshot)
+        if form == "text":
+            return memory_diff.as_text(entries)
+    found = [shot for side in sides for shot in side]
+    whole = document(found, options["requests"], limits.snapshot, memory_tensors.rows(merge(runs)))
+    _check_found(found or whole["tensors"], runs[0])
     if entries is not None:
         whole["diff"] = entries
     if form == "json":

@@ -21,13 +21,16 @@ SCHEMA = "moexray.memory/1"
 SIZES = tuple(1 << power for power in range(9, 34))  # requests, 512 B to 8 GiB
 
 
-def document(shots: Sequence[Shot], requests: Sequence[int], limits: SnapshotLimits) -> dict[str, Any]:
+def document(
+    shots: Sequence[Shot], requests: Sequence[int], limits: SnapshotLimits, tensors: Mapping[str, Any]
+) -> dict[str, Any]:
     """All figures of all devices; each row names its source, rank and device.
 
     Args:
         shots: Devices of snapshots.
         requests: Sizes in bytes for the servability; powers of two from 512 B to 8 GiB where empty.
         limits: Thresholds of the small-block filter and of churn.
+        tensors: The parts of memory_tensors.rows.
     """
     sizes = tuple(sorted(set(requests))) or SIZES
     out: dict[str, Any] = {
@@ -38,8 +41,7 @@ def document(shots: Sequence[Shot], requests: Sequence[int], limits: SnapshotLim
         "segments": [{**place(shot), **row} for shot in shots for row in _segments(shot)],
         "hot_zones": [{**place(shot), **row} for shot in shots for row in _zones(shot, limits)],
         "churn": [{**place(shot), **row} for shot in shots for row in _churn(shot, limits)],
-        "lifetimes": [],
-        "reuse_plans": [],
+        **tensors,
         "faults": [{**place(s), "where": where, "what": what} for s in shots for where, what in s.faults],
         "limits": {
             name: getattr(limits, name)

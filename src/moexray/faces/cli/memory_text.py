@@ -5,6 +5,7 @@ from __future__ import annotations
 import textwrap
 from typing import TYPE_CHECKING, Any
 
+from moexray.faces.cli import memory_tensors
 from moexray.faces.numbers import counted
 from moexray.faces.numbers import human_bytes as size
 
@@ -25,13 +26,18 @@ def as_text(document: Mapping[str, Any], depth: int) -> str:
         document: The document `moexray.memory/1`.
         depth: Frames that are shown of each call site.
     """
-    return "\n\n".join(_of_device(document, device, depth) for device in document["devices"])
+    snapshots = [_place(device) for device in document["devices"]]
+    others = [one for one in document["tensors"] if _place(one) not in snapshots]
+    return "\n\n".join(_of_device(document, one, depth) for one in (*document["devices"], *others))
+
+
+def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
+    return tuple(row[k] for k in ("source", "rank", "device"))
 
 
 def _of_device(document: Mapping[str, Any], device: Mapping[str, Any], depth: int) -> str:
-    keys = ("source", "rank", "device")
     mine = {
-        name: [row for row in rows if all(row[k] == device[k] for k in keys)]
+        name: [row for row in rows if _place(row) == _place(device)]
         for name, rows in document.items()
         if isinstance(rows, list)
     }
@@ -40,6 +46,8 @@ def _of_device(document: Mapping[str, Any], device: Mapping[str, Any], depth: in
 
 
 def _head(d: Mapping[str, Any]) -> str:
+    if "history" not in d:
+        return memory_tensors.head(d)
     rank = "" if d["rank"] is None else f", rank {d['rank']}"
     peaks = ""
     if d["peak_reserved_bytes"] is not None:
@@ -49,6 +57,8 @@ def _head(d: Mapping[str, Any]) -> str:
 
 
 def _pools(d: Mapping[str, Any], _: int) -> list[str]:
+    if not d["pools"]:
+        return []
     titles = "".join(f"{t:>13}" for t in ("reserved", "active", "free", "largest free", "stuck"))
     out = [f"{'pool':<30}{'segments':>9}{titles}{'ratio':>9}{'over all':>9}"]
     for p in d["pools"]:
@@ -170,5 +180,6 @@ SECTIONS: tuple[Callable[[Mapping[str, Any], int], list[str]], ...] = (
     _zones,
     _small_blocks,
     _churn,
+    memory_tensors.lines,
     _faults,
 )
