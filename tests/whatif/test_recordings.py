@@ -1,12 +1,12 @@
 import pytest
 
-from made_histories import growing, pinned
+from made_histories import Heap, growing, pinned
 from moexray.algorithms.blocks import Settings
 from moexray.readers.read_any import read_any
 from moexray.whatif.cases import Memory, prepare_cases
-from moexray.whatif.recordings import collect
+from moexray.whatif.recordings import collect, logged_capacity, total_memory
 from moexray.whatif.search import measured
-from snapshot_samples import BASE, MIB, document, event, segment, temporary, write
+from snapshot_samples import BASE, GIB, MIB, document, event, segment, temporary, write
 
 
 def collected(tmp_path, doc):
@@ -85,3 +85,38 @@ def test_a_recording_from_the_start_has_one_replay(tmp_path):
     found, _ = collected(tmp_path, growing())
     [case], _ = prepare_cases(found)
     assert not case.midway
+
+
+def test_the_memory_that_others_took_before_the_failure_is_not_counted(tmp_path):
+    """700 MiB were reserved once; when the request failed, the device had 512 + 60 left for PyTorch."""
+    heap = Heap(700)
+    heap.give(heap.take(700))
+    heap.give(heap.take(1))
+    heap.allocator.release_cached()
+    heap.take(512)
+    heap.device.capacity = 572 * MIB
+    assert heap.take(100) is None
+    [recording], _ = collected(tmp_path, heap.document())
+    [case], _ = prepare_cases([recording])
+    assert case.check.exact
+    assert case.capacity == 700 * MIB  # what was live at once must have fitted
+    later = heap.document()
+    later["device_traces"][0] = later["device_traces"][0][-3:]
+    [recording], _ = collected(tmp_path, later)
+    [case], _ = prepare_cases([recording])
+    assert case.capacity == 572 * MIB
+
+
+def test_the_capacity_of_a_log_is_used_where_the_history_shows_none(tmp_path):
+    write(tmp_path / "snap.pickle", growing())
+    (tmp_path / "engine.log").write_text(
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
+        "79.11 GiB of which 1.00 GiB is free. Including non-PyTorch memory, this process has 78.00 GiB memory in "
+        "use. Of the allocated memory 70.00 GiB is allocated by PyTorch, and 6.00 GiB is reserved by PyTorch but "
+        "unallocated.\n"
+    )
+    run = read_any([str(tmp_path)])
+    assert total_memory(run) == pytest.approx(79.11 * GIB, rel=1e-3)
+    found, _ = collect(run)
+    [case], _ = prepare_cases(found, Memory(logged=logged_capacity(run)))
+    assert case.capacity == pytest.approx(77 * GIB, rel=1e-3)

@@ -294,7 +294,7 @@ def _no_help(cases: Sequence[Case], recorded: Trial, trials: Sequence[Trial]) ->
     many = "" if len(cases) == 1 else f" (sum over {len(cases)} devices)"
     share = f"{1 - live / max(peak, 1):.1%} of the peak of {human_bytes(peak)}{many} is not live data"
     if retries:
-        return f"no setting that was tried ends the {retries} retries; {share}. {_INSTEAD}"
+        return f"no setting that was tried ends the retries ({retries}); {share}. {_INSTEAD}"
     return f"no setting that was tried is worth it: {share}. {_INSTEAD}"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from moexray.algorithms.blocks import ContradictionError, limited, segment_size
+from moexray.algorithms.blocks import ContradictionError, limited, round_size, segment_size
 from moexray.algorithms.replay import Action, Check, replay
 from moexray.algorithms.simulate import Plan, prepare
 from moexray.core.errors import UsageError
@@ -14,7 +14,7 @@ from moexray.whatif.search import Case
 from moexray.whatif.streams import Stream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from moexray.algorithms.blocks import Settings
     from moexray.whatif.recordings import Recording
@@ -63,7 +63,7 @@ def prepare_cases(
     Args:
         recorded: From `recordings.collect`.
         memory: What the user says. Where it gives no capacity, a recorded retry or out-of-memory
-            event of any of the devices shows it (one server has cards of one size).
+            event shows it, on any of the devices (one server has cards of one size).
 
     Returns:
         (cases, left out because the history contradicts itself).
@@ -73,7 +73,6 @@ def prepare_cases(
     """
     memory = memory or Memory()
     made: list[tuple[Recording, Check | None, Plan]] = []
-    shown: list[int] = []
     left = []
     for r in recorded:
         history = replace(r.history, settings=memory.limits(r.history.settings))
@@ -84,33 +83,49 @@ def prepare_cases(
             left.append(LeftOut(r.source, r.device, f"its history contradicts itself: {why}", check))
             continue
         made.append((replace(r, history=history), check, plan))
-        shown += _shown(plan, r)
-    capacity = memory.capacity
-    shown = shown or [n for n in (memory.logged,) if n is not None]
-    if capacity is None and shown and made:
-        capacity = max(*shown, *(plan.capacity[0] for _, _, plan in made))
+    capacities = _capacities([(r, plan) for r, _, plan in made], memory)
     cases = []
-    for r, check, plan in made:
+    for (r, check, plan), capacity in zip(made, capacities, strict=True):
         kept, fresh = Stream(plan), restarted(plan)
         cases.append(Case(r, check, kept, kept if fresh is plan else Stream(fresh), capacity))
     return cases, left
 
 
-def _shown(plan: Plan, recording: Recording) -> list[int]:
-    """Bytes that the device could give, as failed requests show: one figure, or none."""
-    least, below = plan.capacity
-    limits = [] if below is None else [least]
+def _capacities(made: Sequence[tuple[Recording, Plan]], memory: Memory) -> list[int | None]:
+    """What each device can give: as stated, as its own failed request shows, else as any other does."""
+    if memory.capacity is not None:
+        return [memory.capacity] * len(made)
+    own = [_failed(plan, r) for r, plan in made]
+    seen = [n for n in own if n is not None]
+    seen += [plan.capacity[0] for _, plan in made if plan.capacity[1] is not None]
+    seen += [memory.logged] if memory.logged is not None and not seen else []
+    common = max(*seen, *(plan.capacity[0] for _, plan in made)) if seen and made else None
+    return [common if n is None else n for n in own]
+
+
+def _failed(plan: Plan, recording: Recording) -> int | None:
+    """What the device could give when a request failed, bytes; None where none did.
+
+    At least what was live at any time: other processes may have taken memory since.
+    """
     reserved = sum(size for s in plan.start for _, size, _, _ in s.blocks)
-    free = iter(recording.free_at_oom)
+    live = most = sum(size for s in plan.start for _, size, _, used in s.blocks if used)
+    free, limits = iter(recording.free_at_oom), []
     for e in recording.history.events:
         if e.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP):
             reserved += e.size
         elif e.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
             reserved -= e.size
+        elif e.action == Action.ALLOC:
+            live += round_size(e.size)
+            most = max(most, live)
+        elif e.action == Action.FREE_COMPLETED:
+            live -= round_size(e.size)
         elif e.action == Action.OOM:
-            most = segment_size(e.size, recording.history.settings) - 1
-            limits = [reserved + min(most if (have := next(free, None)) is None else have, most)]
-    return [max(least, min(limits))] if limits else []
+            below = segment_size(e.size, recording.history.settings) - 1
+            have = next(free, None)
+            limits.append(reserved + (below if have is None else min(have, below)))
+    return max(most, min(limits)) if limits else None
 
 
 def restarted(plan: Plan) -> Plan:

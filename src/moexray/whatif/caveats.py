@@ -33,16 +33,16 @@ def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bo
     if any(c.midway for c in cases):
         old = human_bytes(max(c.kept.held for c in cases))
         out.append(f"{old} of segments existed before the first event: {_START[fresh]}")
-        have = [c.capacity for c in cases if c.capacity is not None]
-        if have and max(c.kept.held for c in cases) > min(have):
-            out.append("the recording held more than the stated capacity before its first event")
+        if any(c.capacity is not None and c.kept.held > c.capacity for c in cases):
+            out.append("more than the capacity was reserved before the first event")
     if ambiguous := sum(c.kept.plan.ambiguous for c in cases):
         out.append(f"{ambiguous} blocks that lived at the start may be up to 1 MiB larger than assumed")
-    if all(c.capacity is None for c in cases):
+    sizes = [c.capacity for c in cases if c.capacity is not None]
+    if not sizes:
         out.append("the memory of the device is not known, so no request can fail here: give --capacity")
     elif not capacity_given:
         out.append(
-            f"the capacity of {human_bytes(cases[0].capacity or 0)} is inferred from a request that failed "
+            f"the capacity of {human_bytes(max(sizes))} is inferred from a request that failed "
             "(recorded, or in a log); --capacity states it"
         )
     if any(s.pool != (0, 0) for c in cases for s in c.recording.history.segments):
