@@ -145,6 +145,7 @@ class Profile:
         self.category: NDArray[np.int64] = columns["category"]
         self.name: NDArray[np.int64] = columns["name"]
         self.lane: NDArray[np.int64] = columns["lane"]
+        self.device: NDArray[np.int64] = columns["device"]
         self.stream: NDArray[np.int64] = columns["stream"]
         self.correlation: NDArray[np.int64] = columns["correlation"]
         self.names: list[str] = list(attrs["names"])

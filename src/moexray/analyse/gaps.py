@@ -1,0 +1,338 @@
+"""Idle gaps of every stream, and what each instant of them waited for.
+
+A gap before a kernel is cut at the moment at which its launch call returned. Before it the kernel could
+not start: the *host part*, attributed to what the launching thread did, instant by instant. After it the
+kernel was in the queue: the *device part*, attributed to the kernel of another stream that ended just
+before, to what else ran meanwhile, to the latency of a launch, or to nothing (unexplained). All times
+are whole ns, so that busy + host + device + unexplained is the span, exactly.
+
+Kernels of a CUDA graph other than its first wait for the graph, not for the host.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moexray.analyse.timeline import (
+    ANNOTATION,
+    DRIVER,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    OPERATOR,
+    PYTHON,
+    RUNTIME,
+    Cover,
+)
+from moexray.analyse.timeline_host import COLLECT, COMPILE, DEVICE_MEMORY
+from moexray.core.pattern import lazy
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moexray.analyse.timeline import Profile
+
+__all__ = ["DEVICE", "HOST", "Gaps", "Stream", "attribute", "streams"]
+
+# What a host part may be; the order is that of `Gaps.host`.
+HOST = ("allocator", "synchronise", "poll", "launch", "runtime", "jit", "gc", "operator", "python", "none")
+ALLOCATOR, SYNCHRONISE, POLL, LAUNCHING, OTHER_CALL, JIT, GC, IN_OPERATOR, IN_PYTHON, NOTHING = range(10)
+# What a device part may be; the order is that of `Gaps.device`.
+DEVICE = (
+    "released_by_comm", "released_by_compute", "overlapped_by_comm", "overlapped_by_compute", "in_graph",
+    "launch_latency",
+)  # fmt: skip
+REACH_NS = 10_000  # a kernel that ends so shortly before another starts released it: launches take 3-8 us
+LATENCY_NS = 15_000  # a queued kernel may take so long to start without anything being wrong
+COPYING = lazy(r"^(?:cuda|hip)Memcpy(?!\w*Async)|^cuMemcpy(?!\w*Async)")
+SYNCHRONISING = lazy(r"(?:Stream|Device|Event|Ctx)Synchronize")
+POLLING = lazy(r"(?:Event|Stream)Query")
+GRAPH = lazy(r"Graph\w*Launch")
+# Frames that compile; wrappers that only run what was compiled (eval_frame, output_code, jit.run) do not.
+COMPILING = lazy(
+    r"convert_frame\.py\(\d+\): _?compile|compile_fx\.py|async_compile\.py"
+    r"|codecache\.py\(\d+\): (?:_?load|_?compile|save|write)|graph_compile\.py"
+    r"|triton/compiler/(?:code_generator|compiler\.py\(\d+\): (?:compile|make_))"
+    r"|\bmake_(?:cubin|ptx|llir|ttir|ttgir|amdgcn|hsaco)\b"
+    r"|triton/runtime/(?:build\.py|autotuner\.py\(\d+\): _?bench|jit\.py\(\d+\): (?:_do_)?compile)"
+    r"|nvrtc|deep_?gemm/jit|flashinfer/jit|cpp_extension\.py",
+    re.IGNORECASE,
+)
+STARTING = lazy(r"(?:cuda|hip|cu|xpu)\w*Launch|Memcpy\w*Async|Memset")
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One stream of one device.
+
+    Args:
+        device: Index.
+        stream: Id.
+        rows: Its slices in order of time.
+        is_comm: Most of its time is communication.
+        busy: When anything runs on it.
+    """
+
+    device: int
+    stream: int
+    rows: NDArray[np.int64]
+    is_comm: bool
+    busy: Cover
+
+    @property
+    def span(self) -> tuple[int, int]:
+        """First start and last end, ns."""
+        return int(self.busy.start[0]), int(self.busy.end[-1])
+
+
+@dataclass(frozen=True, slots=True)
+class Gaps:
+    """Gaps of one stream, cut at the edges of steps, in order of time. Arrays of [gaps]; times in ns.
+
+    Args:
+        of: The stream.
+        start, end: Window of the gap.
+        step: Position of the step that holds it; -1 outside.
+        before: Row of the kernel that ends the gap.
+        launch: Row of the call that launched it; -1 where none is recorded.
+        host: [gaps, len(HOST)].
+        device: [gaps, len(DEVICE)].
+        unexplained: What remains.
+        released_by: Row of the kernel that released it; -1.
+    """
+
+    of: Stream
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    step: NDArray[np.int64]
+    before: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    host: NDArray[np.int64]
+    device: NDArray[np.int64]
+    unexplained: NDArray[np.int64]
+    released_by: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    @property
+    def duration(self) -> NDArray[np.int64]:
+        """Length of each, ns."""
+        return self.end - self.start
+
+
+def streams(profile: Profile) -> list[Stream]:
+    """Streams with kernels, copies or fills, the one with most compute first."""
+    rows = np.flatnonzero(profile.of(KERNEL, MEMCPY, MEMSET) & (profile.stream >= 0))
+    if not len(rows):
+        return []
+    talks = np.zeros(len(profile.start), np.bool_)
+    talks[profile.comm_rows] = True
+    keys = profile.device[rows].astype(np.int64) << 32 | profile.stream[rows]
+    found = []
+    for key in np.unique(keys).tolist():
+        mine = rows[keys == key]
+        length = profile.end[mine] - profile.start[mine]
+        talking = int(length[talks[mine]].sum())
+        cover = Cover(profile.start[mine], profile.end[mine])
+        found.append(Stream(key >> 32, key & 0xFFFFFFFF, mine, 2 * talking > int(length.sum()), cover))
+    return sorted(found, key=lambda s: (s.is_comm, -int(s.busy.total[-1])))
+
+
+def attribute(profile: Profile, chosen: list[Stream] | None = None) -> list[Gaps]:
+    """The gaps of each stream with what they waited for."""
+    every = streams(profile) if chosen is None else chosen
+    if not every:
+        return []
+    threads = _Threads(profile)
+    launches = _Launches(profile)
+    everything = streams(profile)
+    return [_of_stream(profile, one, everything, threads, launches) for one in every]
+
+
+def _of_stream(
+    profile: Profile, one: Stream, every: list[Stream], threads: _Threads, launches: _Launches
+) -> Gaps:
+    first, last = one.busy.gaps()
+    before = one.rows[np.searchsorted(profile.start[one.rows], last)]
+    start, end, at = _cut(first, last, profile.steps.start, profile.steps.end)
+    before = before[at]
+    call, ready = launches.of(before)
+    host_end = np.clip(np.where(call >= 0, ready, start), start, end)
+    lane = np.where(call >= 0, profile.lane[np.maximum(call, 0)], -1)
+    host = threads.between(lane, start, host_end)
+    inside = launches.inside_graph(before, call)
+    device, rest, released = _device_part(profile, one, every, host_end, end, last[at], inside)
+    middle = profile.steps.of(start)
+    return Gaps(one, start, end, middle, before, call, host, device, rest, released)
+
+
+def _cut(
+    first: NDArray[np.int64], last: NDArray[np.int64], *edges: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+    """Windows cut at the edges of steps: (starts, ends, index of the whole window)."""
+    marks = np.unique(np.concatenate(edges)) if edges else np.empty(0, np.int64)
+    low, high = np.searchsorted(marks, first, side="right"), np.searchsorted(marks, last, side="left")
+    parts = high - low + 1
+    at = np.repeat(np.arange(len(first)), parts)
+    nth = np.arange(len(at)) - np.repeat(np.cumsum(parts) - parts, parts)
+    padded = np.append(marks, 0)
+    start = np.where(nth == 0, first[at], padded[np.minimum(low[at] + nth - 1, len(marks))])
+    end = np.where(nth == parts[at] - 1, last[at], padded[np.minimum(low[at] + nth, len(marks))])
+    return start.astype(np.int64), end.astype(np.int64), at
+
+
+def _device_part(
+    profile: Profile, one: Stream, every: list[Stream], start: NDArray[np.int64], end: NDArray[np.int64],
+    kernel_start: NDArray[np.int64], inside: NDArray[np.bool_],
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
+    """[gaps, DEVICE], what remains, and the row that released each kernel (-1)."""
+    out = np.zeros((len(start), len(DEVICE)), np.int64)
+    left = end - start
+    others = [s for s in every if s is not one and s.device == one.device]
+    released = np.full(len(start), -1, np.int64)
+    ended = np.full(len(start), -1, np.int64)
+    comm = np.zeros(len(start), np.bool_)
+    for other in others:
+        order = other.rows[np.argsort(profile.end[other.rows], kind="stable")]
+        ends = profile.end[order]
+        at = np.searchsorted(ends, kernel_start, side="right") - 1
+        when = np.where(at >= 0, ends[np.maximum(at, 0)], -1)
+        better = (when > ended) & (when > start) & (kernel_start - when <= REACH_NS)
+        ended = np.where(better, when, ended)
+        released = np.where(better, order[np.maximum(at, 0)], released)
+    talks = np.zeros(len(profile.start), np.bool_)
+    talks[profile.comm_rows] = True
+    has = released >= 0
+    comm[has] = talks[released[has]]
+    # From where the releasing kernel ran (or the device part began) until the kernel started.
+    since = np.where(has, np.maximum(start, profile.start[np.maximum(released, 0)]), end)
+    given = np.clip(end - since, 0, left)
+    out[:, 0], out[:, 1] = np.where(comm, given, 0), np.where(comm, 0, given)
+    until = end - given
+    for kind, column in ((True, 2), (False, 3)):
+        covers = [s.busy for s in others if s.is_comm is kind]
+        if covers:
+            cover = Cover(np.concatenate([c.start for c in covers]), np.concatenate([c.end for c in covers]))
+            out[:, column] = cover.within(start, until)
+    both = np.maximum(out[:, 2] + out[:, 3] - (until - start), 0)  # time under both counts as communication
+    out[:, 3] -= np.minimum(both, out[:, 3])
+    rest = left - out.sum(axis=1)
+    latency = ~inside & (rest <= LATENCY_NS)
+    out[:, 4], out[:, 5] = np.where(inside, rest, 0), np.where(latency, rest, 0)
+    return out, np.where(inside | latency, 0, rest), released
+
+
+class _Launches:
+    """The call that launched each kernel, and until when the kernel could not start."""
+
+    def __init__(self, profile: Profile) -> None:
+        calls = np.flatnonzero(profile.of(RUNTIME, DRIVER) & (profile.correlation >= 0))
+        order = np.argsort(profile.correlation[calls], kind="stable")
+        self.calls, self.profile = calls[order], profile
+        self.ids = profile.correlation[self.calls]
+
+    def of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(row of the call or -1, end of the call); a launch may return after its kernel began."""
+        if not len(self.calls):
+            return np.full(len(rows), -1), np.zeros(len(rows), np.int64)
+        wanted = self.profile.correlation[rows]
+        at = np.minimum(np.searchsorted(self.ids, wanted), len(self.ids) - 1)
+        known = (self.ids[at] == wanted) & (wanted >= 0)
+        call = np.where(known, self.calls[at], -1)
+        return call, self.profile.end[np.maximum(call, 0)]
+
+
+    def inside_graph(self, rows: NDArray[np.int64], call: NDArray[np.int64]) -> NDArray[np.bool_]:
+        """Kernels of a graph other than its first: the graph, not the host, decides when they start."""
+        p = self.profile
+        if not len(self.calls):
+            return np.zeros(len(rows), np.bool_)
+        used = np.unique(p.name[self.calls])
+        graphs = used[np.array([bool(GRAPH.search(p.names[i])) for i in used.tolist()], np.bool_)]
+        launched = (call >= 0) & np.isin(p.name[np.maximum(call, 0)], graphs)
+        kernels = np.flatnonzero(p.of(KERNEL, MEMCPY, MEMSET) & (p.correlation >= 0))
+        ids, first = np.unique(p.correlation[kernels], return_index=True)  # rows are in order of time
+        at = np.minimum(np.searchsorted(ids, p.correlation[rows]), len(ids) - 1)
+        return np.asarray(launched & (kernels[first[at]] != rows))
+
+
+class _Threads:
+    """What each host thread does at each instant, as classes of HOST."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.classes = _classes(profile)
+        self.lines: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
+
+    def between(
+        self, lane: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """[windows, HOST] ns of each class on the lane of each window; NOTHING where no slice runs."""
+        out = np.zeros((len(start), len(HOST)), np.int64)
+        for one in np.unique(lane[(lane >= 0) & (end > start)]).tolist():
+            at = np.flatnonzero((lane == one) & (end > start))
+            out[at] = self._until(one, end[at]) - self._until(one, start[at])
+        out[:, NOTHING] = (end - start) - np.delete(out, NOTHING, axis=1).sum(axis=1)
+        return out
+
+    def _until(self, lane: int, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        edges, kinds, total = self._line(lane)
+        if not len(kinds):
+            return np.zeros((len(times), len(HOST)), np.int64)
+        at = np.searchsorted(edges, times, side="right") - 1
+        inside = np.clip(at, 0, len(kinds) - 1)
+        found = total[inside].copy()
+        ahead = np.where(at < 0, 0, np.minimum(times, edges[inside + 1]) - edges[inside])
+        found[np.arange(len(times)), kinds[inside]] += ahead
+        return np.asarray(found)
+
+    def _line(self, lane: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """(edges, class of each piece, [pieces, HOST] time of each class before a piece)."""
+        if lane not in self.lines:
+            from moexray.kernels.nesting import innermost
+
+            p = self.profile
+            rows = np.flatnonzero((p.lane == lane) & (self.classes >= 0))
+            rows = rows[np.lexsort((-p.end[rows], p.start[rows]))]
+            kinds = self.classes[rows]
+            spread = np.isin(kinds, (JIT, GC, ALLOCATOR, SYNCHRONISE))
+            edges, owner = innermost(p.start[rows], p.end[rows], spread)
+            kind = np.where(owner >= 0, kinds[np.maximum(owner, 0)], NOTHING)
+            total = np.zeros((len(kind), len(HOST)), np.int64)
+            if len(kind):
+                total[np.arange(len(kind)), kind] = np.diff(edges)
+                total = np.cumsum(total, axis=0) - total
+            self.lines[lane] = edges, kind, total
+        return self.lines[lane]
+
+
+def _classes(profile: Profile) -> NDArray[np.int64]:
+    """[rows], class of HOST; -1 for slices that are not of a host thread."""
+    calls = (
+        (STARTING, LAUNCHING), (POLLING, POLL), (SYNCHRONISING, SYNCHRONISE), (COPYING, SYNCHRONISE),
+        (DEVICE_MEMORY, ALLOCATOR), (COMPILE, JIT),
+    )  # fmt: skip
+    frames = ((COMPILING, JIT), (COLLECT, GC))
+    names = profile.names
+    kinds = (OTHER_CALL, IN_OPERATOR, IN_PYTHON)
+    of_call, of_operator, of_frame = (np.full(len(names), kind) for kind in kinds)
+    for i, name in enumerate(names):
+        for pattern, kind in calls:
+            if pattern.search(name):
+                of_call[i] = kind
+        for pattern, kind in frames:
+            if pattern.search(name):
+                of_operator[i] = of_frame[i] = kind
+    out = np.full(len(profile.name), -1)
+    for mask, table in (
+        (profile.of(RUNTIME, DRIVER), of_call),
+        (profile.of(OPERATOR, ANNOTATION), of_operator),
+        (profile.of(PYTHON), of_frame),
+    ):
+        out[mask] = table[profile.name[mask]]
+    return out
