@@ -151,7 +151,7 @@ def size_class(size: Ints, per_doubling: int) -> Ints:
         return size
     floor = np.left_shift(1, np.log2(np.maximum(size, 1)).astype(np.int64))
     step = np.maximum(floor // per_doubling, ALIGN)
-    return -(-size // step) * step
+    return np.asarray(-(-size // step) * step)
 
 
 def shared_buffers(start: Ints, end: Ints, size: Ints, keys: Ints) -> tuple[Ints, Ints]:

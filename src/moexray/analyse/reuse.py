@@ -21,6 +21,7 @@ from moexray.core.scopes import SCOPES
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from moexray.algorithms.blocks import Block
     from moexray.analyse.tensors import Tensors
 
     Ints = NDArray[np.int64]
@@ -124,7 +125,7 @@ def _addresses(one: Tensors) -> tuple[Ints, str]:
         return one.address, "the addresses as recorded, each byte once"
     allocator = CachingAllocator(Settings(), Device(None))
     address = np.zeros(len(one.size), np.int64)
-    held = {}
+    held: dict[int, Block] = {}
     time = np.concatenate([one.end, one.start])
     count = len(one.size)
     for row in np.argsort(time, kind="stable").tolist():

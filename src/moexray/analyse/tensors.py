@@ -154,8 +154,9 @@ def _superseded(one: Tensors, is_alloc: NDArray[np.bool_]) -> Tensors:
 def _gone(shot: Shot, rows: Ints, one: Tensors) -> Ints:
     """Position of the first free of a segment (or unmapping) after the birth that covers each life."""
     events, gone = shot.events or {}, np.full(len(one.size), NEVER, np.int64)
-    order = np.argsort(one.address, kind="stable")
-    addresses = (one.address if one.address is not None else gone)[order]
+    address = gone if one.address is None else one.address
+    order = np.argsort(address, kind="stable")
+    addresses = address[order]
     for i in np.flatnonzero(is_action(events, "segment_free", "segment_unmap")).tolist():
         low = int(events["address"][i])
         first, last = np.searchsorted(addresses, [low, low + int(events["size_bytes"][i])])
@@ -198,9 +199,9 @@ def _logs(run: Run) -> Iterator[Tensors]:
     """Logs of the same rank and device whose times follow each other are parts of one."""
     parts: dict[tuple[int, int], list[tuple[Batch, Ints]]] = {}
     for batch in run.batches("memory_log"):
-        rank, device = (np.asarray(batch.columns[k]) for k in ("rank", "device"))
-        for key in sorted({*zip(rank.tolist(), device.tolist(), strict=True)}):
-            rows = np.flatnonzero((rank == key[0]) & (device == key[1]))
+        ranks, devices = (np.asarray(batch.columns[k]) for k in ("rank", "device"))
+        for key in sorted({*zip(ranks.tolist(), devices.tolist(), strict=True)}):
+            rows = np.flatnonzero((ranks == key[0]) & (devices == key[1]))
             parts.setdefault(key, []).append((batch, rows))
     for (rank, device), pieces in parts.items():
         for joined in _joined(pieces):

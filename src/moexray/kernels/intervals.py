@@ -72,7 +72,7 @@ def _lowest_gap(low: Ints, high: Ints, count: int, size: int) -> int:
 
     Pushed up by all that is in the way until nothing is; that takes few looks as a rule, else sorted.
     """
-    at = np.int64(0)
+    at = 0
     for _ in range(PASSES):
         moved, kept = False, 0
         for k in range(count):

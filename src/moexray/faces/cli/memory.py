@@ -115,7 +115,7 @@ def _output(runs: list[Run], form: str, limits: Limits, options: dict[str, Any])
     if options["diff"]:
         for side, run in zip(sides, runs, strict=True):
             _check_found(side, run)
-        entries = memory_diff.compare(*sides, limits.snapshot)
+        entries = memory_diff.compare(sides[0], sides[1], limits.snapshot)
         if form == "text":
             return memory_diff.as_text(entries)
     found = [shot for side in sides for shot in side]
