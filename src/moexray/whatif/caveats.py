@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 __all__ = ["caveats", "of_setting"]
 
+# Release of torch that brought an option. Source: pytorch PR 172056 for the large segment (merged
+# in early 2026); the others from the spec, estimates.
+SINCE = {"expandable_segments": "2.1", "large_segment_size_mb": "2.11", "max_non_split_rounding_mb": "2.6"}
+
 
 def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bool) -> list[str]:
     """What holds for the whole experiment.
@@ -82,8 +86,11 @@ def of_setting(cases: Sequence[Case], trial: Trial, *, launch_known: bool) -> li
             "a split limit can make large requests fail in a phase that was not recorded, such as the "
             "loading of weights"
         )
-    if "large_segment_size_mb" in text:
-        out.append("large_segment_size_mb needs torch 2.11 or later")
+    if "max_split_size_mb" in text and "expandable_segments" in text:
+        out.append("these two together crashed older releases when memory ran short (pytorch issue 123548)")
+    for option, release in SINCE.items():
+        if option in text:
+            out.append(f"{option} needs torch {release} or later")
     if "garbage_collection_threshold" in text:
         out.append("garbage_collection_threshold acts only under a memory fraction below 1")
     if text:
