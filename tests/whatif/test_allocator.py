@@ -99,6 +99,23 @@ def test_fewer_failures_are_no_cure(tmp_path):
     assert "12.0 MiB more than there is" in advice.reason
 
 
+def test_fragments_from_before_the_recording_are_told(tmp_path):
+    """What pins the segment was allocated before: no setting moves it, and a restart would not bring it back."""
+    heap = Heap(900)
+    heap.give(heap.take(512))
+    heap.take(12)
+    heap.device.events.clear()
+    heap.give(heap.take(30))
+    heap.take(600)
+    cases = cases_of(read(tmp_path, heap.document()))
+    assert cases[0].midway
+    recorded, trials, _ = search(cases)
+    assert (recorded.outcomes[0].ooms, recorded.restarted[0].ooms) == (1, 0)
+    advice = advise(cases, recorded, trials)
+    assert advice.conf is None
+    assert "made before the recording began" in advice.reason
+
+
 def test_options_that_do_not_move_memory_stay_in_the_line(tmp_path):
     doc = growing()
     doc["allocator_settings"]["PYTORCH_CUDA_ALLOC_CONF"] = "pinned_use_background_threads:True"

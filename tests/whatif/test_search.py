@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 
 from made_histories import Heap, growing
@@ -53,7 +55,7 @@ def test_the_steps_of_a_search_go_one_option_at_a_time():
         "gc_threshold",
         "large_segment",
     )
-    begin = named("max_split_size_mb:128,roundup_power2_divisions:4", limit=1 << 30)
+    begin = replace(named("max_split_size_mb:128,roundup_power2_divisions:4"), limit=1 << 30)
     for n in neighbours(begin, [], large=True):
         changed = {o for o in options if getattr(n, o) != getattr(begin, o)}
         assert len(changed - {"max_non_split_rounding"}) <= 1

@@ -18,12 +18,11 @@ from moexray.whatif.cases import Memory, prepare_cases
 from moexray.whatif.caveats import caveats, of_setting
 from moexray.whatif.conflicts import Conflict, Use, conflicts, launch_known
 from moexray.whatif.recordings import LeftOut, Recording, collect, logged_capacity, recordings, total_memory
-from moexray.whatif.search import Case, Trial, fitted, measured, ranked, search, spread
+from moexray.whatif.search import Case, Trial, fitted, measured, named, ranked, search, spread
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from moexray.algorithms.blocks import Settings
     from moexray.algorithms.simulate import Outcome
     from moexray.core.run import Run
 
@@ -45,6 +44,12 @@ __all__ = [
 LEAST_GAIN = 0.02
 LEAST_STUCK_GAIN = 0.10  # of the peak: memory that stays locked up between steps
 LINE = "PYTORCH_ALLOC_CONF={}"
+DEFAULTS = "PyTorch's defaults"
+KEPT = {*conf.IGNORED, "per_process_memory_fraction", "throw_on_cudamalloc_oom"}
+BEFORE = (
+    "After a restart the recorded failures and retries do not recur with the recorded settings either: what "
+    "fragments the memory was made before the recording began. Record from the start of the process"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +100,8 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
     Raises:
         UsageError: nothing in the run can be replayed, or a string that PyTorch would refuse.
     """
-    chosen = [(text, _asked(text)) for text in confs]
+    for text in confs:
+        _check(text)
     found, left = collect(run)
     if not found and not left:
         recordings(run)  # raises what was missing
@@ -106,9 +112,9 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
         return _nothing(left)
     cut = False
     try:
-        if chosen:
+        if confs:
             recorded = fitted(cases, measured(cases, cases[0].recording.conf, None))
-            trials = [fitted(cases, measured(cases, text, _limits(cases, s))) for text, s in chosen]
+            trials = [fitted(cases, measured(cases, text, named(text, cases))) for text in confs]
         else:
             recorded, trials, cut = search(cases)
     except ContradictionError as why:
@@ -136,23 +142,14 @@ def _nothing(left: Sequence[LeftOut]) -> Study:
     return Study((), tuple(left), None, (), Advice(None, f"nothing to replay: {reasons}"))
 
 
-def _limits(cases: Sequence[Case], settings: Settings) -> Settings:
-    """A setting under the memory limit of the cases."""
-    own = cases[0].settings
-    return replace(settings, limit=own.limit, fraction=own.fraction)
-
-
-def _asked(text: str) -> Settings:
+def _check(text: str) -> None:
     try:
-        settings, notes = conf.parse(text)
+        _, notes = conf.parse(text)
     except ValueError as why:
         hint = "write it as PYTORCH_ALLOC_CONF takes it, e.g. expandable_segments:True,max_split_size_mb:128"
         raise UsageError(f"PyTorch would refuse --conf {text!r}: {why}", hint=hint) from why
-    if unknown := [n for n in notes if n.endswith("is not known")]:
-        raise UsageError(
-            f"PyTorch would refuse --conf {text!r}: {'; '.join(unknown)}", hint="check the spelling"
-        )
-    return settings
+    if unknown := "; ".join(n for n in notes if n.endswith("is not known")):
+        raise UsageError(f"PyTorch would refuse --conf {text!r}: {unknown}", hint="check the spelling")
 
 
 def advise(
@@ -166,37 +163,38 @@ def advise(
     wrong = next((c for c in cases if c.check is not None and not c.check.exact), None)
     if wrong is not None:
         return Advice(None, _inexact(wrong))
+    words, barred = "", []
     for fresh in (False, True) if any(c.midway for c in cases) else (False,):
         order = ranked(recorded, trials, fresh=fresh)
-        good = [
-            t for t in order if _worth(recorded, t, fresh=fresh) and not _harms(recorded, t, fresh=not fresh)
-        ]
-        if not good:
-            continue
-        blocked = tuple(c for c in forbidden if any(_uses(t, c) for t in good))
-        allowed = [t for t in good if not any(_uses(t, c) for c in forbidden)]
-        for trial in allowed:
-            orders = spread(cases, trial, fresh=fresh)
-            if all(_worth(recorded, t, fresh=fresh) for t in orders):
-                return _advised(cases, recorded, trial, orders, Advice(None, "", trial, blocked, fresh=fresh))
-        words = f"{good[0].name} would help ({gain(recorded, good[0], fresh=fresh)})"
-        if allowed:
-            why = "but not in every order of addresses that the driver may choose"
-            return Advice(None, f"{words}, {why}", blocked=blocked, fresh=fresh)
-        return Advice(None, f"{words}, but must not be used here", blocked=blocked, fresh=fresh)
-    return Advice(None, _no_help(cases, recorded, trials))
+        good = [t for t in order if _worth(recorded, t, fresh=fresh)]
+        good = [t for t in good if not _harms(recorded, t, fresh=not fresh)]
+        barred += [c for c in forbidden if c not in barred and any(_uses(t, c) for t in good)]
+        for trial in good:
+            if any(_uses(trial, c) for c in forbidden):
+                why = "but must not be used here"
+            else:
+                orders = spread(cases, trial, fresh=fresh)
+                if all(_worth(recorded, t, fresh=fresh) for t in orders):
+                    return _advised(
+                        cases, recorded, trial, orders, Advice(None, "", trial, tuple(barred), fresh=fresh)
+                    )
+                why = "but not in every order of addresses that the driver may choose"
+            name = trial.name or DEFAULTS
+            words = words or f"{name} would help ({gain(recorded, trial, fresh=fresh)}), {why}"
+    return Advice(None, words or _no_help(cases, recorded, trials), None, tuple(barred))
 
 
 def _advised(
     cases: Sequence[Case], recorded: Trial, trial: Trial, orders: Sequence[Trial], advice: Advice
 ) -> Advice:
-    text = ",".join(filter(None, [*_kept(cases[0].recording.conf), trial.name]))
+    text = ",".join(filter(None, [*_kept(cases[0].recording.conf, trial.name), trial.name]))
     sums = [_sums(t.outcomes)[2] for t in orders]
+    lost = advice.fresh and _sums(recorded.outcomes)[:2] > (0, 0) == _sums(recorded.restarted)[:2]
     return replace(
         advice,
         conf=text,
-        reason=gain(recorded, trial, fresh=advice.fresh),
-        line=LINE.format(text) if text else f"{LINE.format('')} (unset it: PyTorch's defaults)",
+        reason=gain(recorded, trial, fresh=advice.fresh) + (f". {BEFORE}" if lost else ""),
+        line=LINE.format(text) if text else f"{LINE.format('')} (unset it: {DEFAULTS})",
         peaks=(min(sums), max(sums)),
     )
 
@@ -224,13 +222,11 @@ def _inexact(case: Case) -> str:
     )
 
 
-def _kept(text: str) -> list[str]:
-    """The recorded options that do not change where memory goes: they stay."""
-    return [
-        p
-        for p in text.replace(" ", "").split(",")
-        if p.partition(":")[0] in conf.IGNORED or p[:7] == "pinned_"
-    ]
+def _kept(text: str, new: str) -> list[str]:
+    """The recorded options that do not change where memory goes, or limit it: they stay."""
+    parts = text.replace(" ", "").split(",")
+    keys = {p: p.partition(":")[0] for p in parts}
+    return [p for p in parts if (keys[p] in KEPT or p.startswith("pinned_")) and keys[p] not in new]
 
 
 def _sums(seen: Sequence[Outcome]) -> tuple[int, int, int, int]:
@@ -289,7 +285,7 @@ def _no_help(cases: Sequence[Case], recorded: Trial, trials: Sequence[Trial]) ->
     """Why no setting is advised, and what would help instead."""
     ooms, retries, peak, _ = _sums(recorded.outcomes)
     if ooms:
-        return _no_cure(cases, trials, ooms)
+        return _no_cure(cases, recorded, trials, ooms)
     live = sum(o.peak_allocated for o in recorded.outcomes)
     many = "" if len(cases) == 1 else f" (sum over {len(cases)} devices)"
     share = f"{1 - live / max(peak, 1):.1%} of the peak of {human_bytes(peak)}{many} is not live data"
@@ -304,7 +300,7 @@ _INSTEAD = (
 )
 
 
-def _no_cure(cases: Sequence[Case], trials: Sequence[Trial], ooms: int) -> str:
+def _no_cure(cases: Sequence[Case], recorded: Trial, trials: Sequence[Trial], ooms: int) -> str:
     needs = [
         c.kept.outcome(replace(c.settings, limit=None), None).peak_allocated
         - (c.settings.limit or c.capacity or 0)
@@ -320,8 +316,11 @@ def _no_cure(cases: Sequence[Case], trials: Sequence[Trial], ooms: int) -> str:
         return f"no setting cures the failed requests ({ooms}). {_INSTEAD}"
     left = sum(o.ooms for o in nearest.outcomes)
     need = f" and would need {human_bytes(max(nearest.capacities))}" if nearest.capacities else ""
-    name = nearest.name or "PyTorch's defaults"
+    name = nearest.name or DEFAULTS
+    before = (
+        f"{BEFORE}. " if any(c.midway for c in cases) and not sum(o.ooms for o in recorded.restarted) else ""
+    )
     return (
         f"no setting that was tried cures the failed requests ({ooms}), though the live tensors alone would "
-        f"fit: the nearest, {name}, leaves {left}{need}. {_INSTEAD}"
+        f"fit: the nearest, {name}, leaves {left}{need}. {before}{_INSTEAD}"
     )

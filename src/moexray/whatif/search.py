@@ -100,13 +100,17 @@ class Trial:
         return self.fresh_capacities if fresh else self.capacities
 
 
-def named(text: str, limit: int | None = None) -> Settings:
-    """The settings that a conf string stands for, under a memory limit (bytes).
+def named(text: str, cases: Sequence[Case] = ()) -> Settings:
+    """The settings that a conf string stands for; memory limits are those of the cases.
 
     Raises:
         ValueError: PyTorch would refuse the string; the message names the value and the range.
     """
-    return conf.parse(text, Settings(limit=limit))[0]
+    base = Settings()
+    if cases:
+        own = cases[0].settings
+        base = Settings(limit=own.limit, fraction=own.fraction, throw_on_oom=own.throw_on_oom)
+    return conf.parse(text, base)[0]
 
 
 def measured(cases: Sequence[Case], name: str, settings: Settings | None) -> Trial:
@@ -144,13 +148,13 @@ def search(cases: Sequence[Case], *, rounds: int = ROUNDS) -> tuple[Trial, list[
         ended early because the histories are long. The first trials have their smallest capacities.
     """
     recorded = measured(cases, cases[0].recording.conf, None)
-    limit = cases[0].settings.limit
     tried: dict[Settings, Trial] = {}
     midway = any(c.midway for c in cases)
     cost = max(sum(len(c.kept) for c in cases) * (2 if midway else 1), 1)
     room = max(BUDGET // cost, 2)
     large = all(c.recording.version in LARGE_SEGMENT_SINCE for c in cases)
-    todo = [named(text, limit) for text in grid(limited=limit is not None, large=large)]
+    limited = cases[0].settings.limit is not None
+    todo = [named(text, cases) for text in grid(limited=limited, large=large)]
     exact = all(c.check is not None for c in cases)
     busy = _busy(cases) if exact else []  # a forecast does not know the sizes that well
     for step in range(rounds + 1):
