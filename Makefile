@@ -73,6 +73,7 @@ soak: $(DEV)
 
 bench: $(RUN)
 	$(BIN)/python benchmarks/run.py
+	$(BIN)/python benchmarks/placement.py
 
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \

@@ -144,7 +144,7 @@ def place(
     current: np.ndarray | None = None,
     slack: float = 0.0,
 ) -> np.ndarray:
-    """Plans one layer; never worse than the trivial plan.
+    """Plans one layer; never worse than the trivial plan, which is kept where there is no load.
 
     Args:
         costs: [experts, shape.most], see algorithms/replication.py.
@@ -160,7 +160,7 @@ def place(
     fresh = _fresh(costs, shape, tools)
     best = top(costs, fresh, shape.gpus)
     plain = trivial(shape)
-    if top(costs, plain, shape.gpus) < best:
+    if top(costs, plain, shape.gpus) < best or not best:
         fresh, best = plain, top(costs, plain, shape.gpus)
     if current is None:
         return fresh
@@ -277,7 +277,7 @@ def _keep(current: np.ndarray, counts: np.ndarray, share: np.ndarray, shape: Sha
             start[gpu, slot] = expert
             carried[gpu] += share[expert]
             copies[expert] += 1
-    for expert in np.flatnonzero(copies > counts):
+    for expert in np.flatnonzero(copies > counts).tolist():
         holders = np.flatnonzero((start == expert).any(axis=1))
         for gpu in holders[np.argsort(-carried[holders], kind="stable")][: copies[expert] - counts[expert]]:
             start[gpu, start[gpu] == expert] = -1

@@ -11,6 +11,7 @@ import numpy as np
 
 __all__ = [
     "active_costs",
+    "least_growth",
     "least_top",
     "replicate",
     "replicate_active",
@@ -126,6 +127,21 @@ def shift(costs: np.ndarray, counts: np.ndarray, slots: int, moves: int) -> np.n
         counts[hot] += 1
         counts[giver] -= 1
     return counts
+
+
+def least_growth(costs: np.ndarray, extra: int) -> float:
+    """What extra replicas add to the sum over all ranks at least; 0 for tokens, which they only divide.
+
+    Args:
+        costs: [experts, most].
+        extra: Redundant slots.
+    """
+    most = costs.shape[1]
+    if not extra or most < 2:
+        return 0.0
+    added = costs[:, 1:] * np.arange(2, most + 1) - costs[:, :1]
+    each = np.repeat(np.sort((added / np.arange(1, most)).min(axis=1)), most - 1)[:extra]
+    return max(float(each.sum()), 0.0)
 
 
 def least_top(costs: np.ndarray, counts: np.ndarray, ranks: int, *, split: bool = False) -> float:

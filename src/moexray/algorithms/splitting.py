@@ -33,7 +33,7 @@ def split(load: np.ndarray, slots: np.ndarray, ranks: int) -> np.ndarray:
     Source: least-squares point of a polymatroid is its least majorised (Fujishige 1980).
     """
     counts = np.bincount(slots, minlength=len(load))
-    parts = 1.0 / counts[slots]
+    parts: np.ndarray = 1.0 / counts[slots]
     rank_of = np.arange(len(slots)) // (len(slots) // ranks)
     carried = split_loads(load, slots, parts, ranks)
     shared = [np.flatnonzero(slots == e) for e in np.flatnonzero((counts > 1) & (load > 0))]

@@ -123,7 +123,7 @@ def _one(b: _Board, hot: int) -> tuple[int, int, int]:
     share, placed, carried, holds, near, most = b.share, b.placed, b.carried, b.holds, b.near, b.most
     best = carried[hot] * (1 - STEP)
     found = (-1, -1, -1)
-    here, cold = b.node[hot], carried.argmin()
+    here, cold = b.node[hot], int(carried.argmin())
     for k in range(-1, ranks):  # the lightest rank first: then most others cannot be better
         r = cold if k < 0 else k
         if r == hot or (carried[hot] + carried[r]) / 2 >= best:
@@ -152,7 +152,7 @@ def _two(b: _Board, hot: int) -> tuple[int, int, int, int, int]:
     share, placed, carried, holds, near, most = b.share, b.placed, b.carried, b.holds, b.near, b.most
     best = carried[hot] * (1 - STEP)
     found = (-1, -1, -1, -1, -1)
-    here, cold = b.node[hot], carried.argmin()
+    here, cold = b.node[hot], int(carried.argmin())
     may, can = np.zeros(room, np.bool_), np.zeros(room, np.bool_)
     for k in range(-1, ranks):
         r = cold if k < 0 else k
@@ -207,7 +207,7 @@ def pack(
         for _ in range(left[expert]):
             _add(b, expert)
     for _ in range(SWAPS * ranks):
-        hot = b.carried.argmax()
+        hot = int(b.carried.argmax())
         if b.carried[hot] <= target:
             break
         rank, i, j = _one(b, hot)
