@@ -21,6 +21,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("inspect", "moexray.faces.cli.inspect", "What was read into which tables."),
     ("memory", "moexray.faces.cli.memory", "Figures of an allocator snapshot, per device and pool."),
     ("routing", "moexray.faces.cli.routing", "Load of experts and ranks, its drift, layer by layer."),
+    ("plan", "moexray.faces.cli.plan", "Where experts should lie, from recorded traffic."),
     ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
     ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
 )
