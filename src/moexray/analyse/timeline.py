@@ -187,6 +187,11 @@ class Profile:
         return np.union1d(named, noted[self.category[noted] == KERNEL])
 
     @cached_property
+    def comm_at(self) -> dict[int, int]:
+        """Row of a slice -> position in the metadata of collectives."""
+        return {} if self.comm is None else {int(row): i for i, row in enumerate(self.comm["row"])}
+
+    @cached_property
     def compute(self) -> Cover:
         """When a kernel, copy or fill runs that does not communicate."""
         mask = self.of(KERNEL, MEMCPY, MEMSET)

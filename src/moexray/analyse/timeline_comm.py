@@ -185,7 +185,7 @@ def _slope(at: NDArray[np.float64], value: NDArray[np.float64]) -> float:
 
 def op_name(kernel: str) -> str:
     """The kernel's name without return type, template values and parameters."""
-    bare = re.sub(r"^(?:void|static|__global__)\s+", "", kernel)
+    bare = re.sub(r"^(?:void|static|__global__)\s+", "", kernel.replace("(anonymous namespace)::", ""))
     return re.split(r"[<(]", bare, maxsplit=1)[0].strip() or kernel[:60]
 
 

@@ -20,6 +20,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("explain", "moexray.faces.cli.explain", "What a verdict means and how it is decided."),
     ("inspect", "moexray.faces.cli.inspect", "What was read into which tables."),
     ("memory", "moexray.faces.cli.memory", "Figures of an allocator snapshot, per device and pool."),
+    ("timeline", "moexray.faces.cli.timeline", "Where the time of a device went; who came last."),
     ("routing", "moexray.faces.cli.routing", "Load of experts and ranks, its drift, layer by layer."),
     ("plan", "moexray.faces.cli.plan", "Where experts should lie, from recorded traffic."),
     ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
