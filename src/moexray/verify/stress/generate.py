@@ -15,13 +15,13 @@ from moexray.algorithms.blocks import Settings
 from moexray.core.errors import UsageError
 from moexray.verify.stress.heaps import MAIN, ratio_of
 from moexray.verify.stress.mixes import FOREVER, MIXES, SCALED_FOR, Request
-from moexray.verify.stress.steer import Action, Aim, best_action, distance, preparation
+from moexray.verify.stress.steer import Action, Aim, actions, distance, enough, preparation
 from moexray.verify.stress.tape import TorchHeap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moexray.verify.stress.heaps import Heap, Home
+    from moexray.verify.stress.heaps import Heap, Home, Row
 
 __all__ = ["Outcome", "Spec", "drive", "record"]
 
@@ -29,7 +29,7 @@ GIB, MIB = 1 << 30, 1 << 20
 TOLERANCE = 0.005  # distance from the target that is good enough
 CHURN = 0.97  # share of the events for the workload; the rest is for the last steering
 LAST_MOVES = 400  # of the last steering
-LEAST_FREE = 64  # at least this part of the live memory should be free, or its ratio means nothing
+LEAST_FREE = 256  # at least this part of the live memory should be free, or its ratio means nothing
 LARGEST_TEMPORARY = 4  # part of the live memory that a temporary of steering may take
 MOVES = 4  # steering actions after each step
 STALE = 25  # actions in a row without a gain after which steering gives up
@@ -138,20 +138,30 @@ class _Workload:
     def steer(self, moves: int, stop: Callable[[], bool]) -> None:
         """Takes the actions that bring the ratio closest to the target."""
         aim = Aim(self.spec.target, self.spec.live_bytes // LEAST_FREE, cached=not self.spec.oom)
-        best, stale = 9.0, 0
+        useless: set[tuple[int, Home]] = set()  # requests that another hole served than was thought
+        best, stale, last = 9.0, 0, None
         for _ in range(moves):
             rows = self.heap.rows(released=self.spec.oom)
             off = distance(rows, aim)
+            if last is not None and last.handle is None and off > last.off:
+                useless.add((last.size, last.home))
             stale = 0 if off < best - 1e-9 else stale + 1
             best = min(best, off)
             if off <= TOLERANCE or stale >= STALE or stop():
                 return
-            action = best_action(rows, aim, self.dice, self.keep)
-            if action is None or action.off >= off:
-                action = preparation(rows, aim, self.spec.live_bytes // LARGEST_TEMPORARY)
-            if action is None:
+            last = self._choose(rows, aim, off, useless)
+            if last is None:
                 return
-            self._do(action)
+            self._do(last)
+
+    def _choose(self, rows: list[Row], aim: Aim, off: float, useless: set[tuple[int, Home]]) -> Action | None:
+        if enough(rows, aim):
+            found = actions(rows, self.heap.rows(released=True), aim, self.dice, self.keep)
+            usable = (a for a in found if a.handle is not None or (a.size, a.home) not in useless)
+            action = min(usable, key=lambda a: a.off, default=None)
+            if action is not None and action.off < off:
+                return action
+        return preparation(rows, aim, self.spec.live_bytes // LARGEST_TEMPORARY)
 
     def _do(self, action: Action) -> None:
         if action.handle is not None:
@@ -165,7 +175,8 @@ class _Workload:
             if handle is not None and action.brief:
                 self._free(handle, defer=False)
             if handle is not None and action.piece:
-                self._ask(Request(action.piece, 0, STEERED), action.home, self._later())
+                handle = self._ask(Request(action.piece, 0, STEERED), action.home, self._later())
+                self.keep.update(() if handle is None else (handle,))
 
     def _later(self) -> int:
         """A step in which something steered dies."""
@@ -183,23 +194,29 @@ class _Workload:
             return self.dice.choice(STREAMS[1 : self.spec.streams]), MAIN[1]
         return MAIN
 
-    def _ask(self, request: Request, home: Home, end: int) -> None:
+    def _ask(self, request: Request, home: Home, end: int) -> int | None:
         handle = self.heap.allocate(request, home)
         if handle is None:
             self.failures += 1
-            victim = max(
-                (h for h in self.live if h not in self.keep), key=self.live.__getitem__, default=None
-            )
-            if victim is not None and request.site is not LAST:  # an engine would preempt a sequence
-                self._free(victim, defer=False)
-            return
+            if request.site is not LAST:
+                self._preempt()
+            return None
         self.live[handle] = end
         self.due.setdefault(end, []).append(handle)
         if end >= FOREVER:
             self.keep.add(handle)
+        return handle
+
+    def _preempt(self) -> None:
+        """Frees what would live longest, as an engine preempts a sequence."""
+        others = (h for h in self.live if h not in self.keep)
+        victim = max(others, key=self.live.__getitem__, default=None)
+        if victim is not None:
+            self._free(victim, defer=False)
 
     def _free(self, handle: int, *, defer: bool) -> None:
         del self.live[handle]
+        self.keep.discard(handle)
         wait = 0
         if defer and self.spec.streams > 1 and self.dice.random() < SHARE_DEFERRED:
             wait = self.dice.randrange(1, LONGEST_WAIT)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from moexray.verify.stress.heaps import Home, Row
 
-__all__ = ["Action", "Aim", "best_action", "distance", "preparation"]
+__all__ = ["Action", "Aim", "actions", "distance", "enough", "preparation"]
 
 TRIED = 160  # blocks to free and holes to fill that are looked at; more of them cost time only
 PIECES = (0.02, 0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9)  # of the largest hole
@@ -82,26 +82,30 @@ class _Holes:
         return abs(ratio - self.aim.ratio) + max(1 - total / self.aim.least, 0)
 
 
+def enough(rows: list[Row], aim: Aim) -> bool:
+    """Whether there are free bytes enough for a ratio to mean something."""
+    return _Holes(rows, aim).total >= aim.least
+
+
 def distance(rows: list[Row], aim: Aim) -> float:
     """How far the ratio is from the aim, plus the share of the free bytes that is missing."""
     return _Holes(rows, aim).off()
 
 
-def best_action(rows: list[Row], aim: Aim, dice: random.Random, keep: Container[int]) -> Action | None:
-    """The action that brings the memory closest to the aim.
+def actions(
+    rows: list[Row], released: list[Row], aim: Aim, dice: random.Random, keep: Container[int]
+) -> list[Action]:
+    """What could be done next, each with the distance that would be left.
 
     Args:
         rows: The memory.
+        released: The memory once what is cached has been given back.
         aim: What is wanted.
         dice: Chooses which blocks are looked at.
         keep: Handles that must stay.
     """
     holes = _Holes(rows, aim)
-    found = [*_frees(rows, holes, dice, keep), *_fills(rows, holes, dice)]
-    split = [row for row in rows if len(row.spans) > 1 or row.spans[0][1] is not None]
-    if aim.cached and len(split) < len(rows):
-        found.append(Action(_Holes(split, aim).off()))
-    return min(found, key=lambda a: a.off, default=None)
+    return [*_frees(rows, holes, dice, keep), *_fills(rows, holes, dice), Action(distance(released, aim))]
 
 
 def preparation(rows: list[Row], aim: Aim, most: int) -> Action | None:
@@ -113,15 +117,19 @@ def preparation(rows: list[Row], aim: Aim, most: int) -> Action | None:
         most: Bytes of the largest temporary.
     """
     holes = _Holes(rows, aim)
-    if holes.ratio() < aim.ratio and holes.total >= aim.least:
-        largest = holes.top[0]
+    largest = holes.top[0] if holes.top else 0
+    piece = max(LEAST_PIECE, largest) + QUANTUM
+    if holes.total < aim.least:  # one more hole, such that their sum and the largest will fit the aim
+        hole = max(int(aim.least * (1 - aim.ratio)), LEAST_PIECE) // QUANTUM * QUANTUM
+        return Action(1.0, None, hole + piece, brief=True, piece=piece)
+    if holes.ratio() < aim.ratio:
         row = next(r for r in rows if (largest, None) in r.spans)
         half = largest // 2 // QUANTUM * QUANTUM
         return Action(1.0, None, half, row.home) if row.smallest <= half <= row.largest else None
-    size = max(int(holes.total * (1 - aim.ratio) / max(aim.ratio, 0.01)), aim.least - holes.total)
-    size = min(size, most) // QUANTUM * QUANTUM
-    piece = 0 if aim.cached else max([LEAST_PIECE, *holes.top[:1]]) + QUANTUM
-    return Action(1.0, None, size + piece, brief=True, piece=piece)
+    hole = min(int(holes.total * (1 - aim.ratio) / max(aim.ratio, 0.01)), most) // QUANTUM * QUANTUM
+    if aim.cached:
+        return Action(1.0, None, hole, brief=True)
+    return Action(1.0, None, hole + piece, brief=True, piece=piece)
 
 
 def _frees(rows: list[Row], holes: _Holes, dice: random.Random, keep: Container[int]) -> Iterator[Action]:
