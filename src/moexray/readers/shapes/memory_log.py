@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from dataclasses import dataclass, field
 from functools import lru_cache
 from hashlib import blake2b
@@ -35,7 +36,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "layer": ("layer", "layer_idx", "layer_id", "layer_index", "layer_name"),
     "expert": ("expert", "expert_id", "expert_idx", "expert_index"),
     "scope": ("scope", "category", "phase", "tag"),
-    "site": ("name", "module", "tensor_name", "site", "path", "label", "tensor", "buffer"),
+    "site": ("name", "module", "site", "path", "label", "tensor_name"),
+    "tensor": ("tensor", "tensor_name", "buffer"),
     "id": ("tensor_id", "alloc_id", "allocation_id", "buffer_id", "block_id", "tensor", "tensor_name",
            "handle", "uid", "id", "buffer", "address", "addr", "ptr", "data_ptr", "pointer", "name"),
     "address": ("address", "addr", "ptr", "data_ptr", "pointer"),
@@ -56,6 +58,8 @@ UNIT = lazy(r"_(ns|us|ms|s|sec|bytes|b|kb|kib|mb|mib|gb|gib)$")
 EPOCHS = ((1e17, 1), (1e14, 1_000), (1e11, 1_000_000), (1e8, 1_000_000_000))  # from here on ns, us, ms, s
 LISTS = ("events", "records", "memory_events", "memory_log", "allocations", "log", "trace")
 LOOK = 200  # records that tell whether the document is such a log
+INTEGERS = ("size_bytes", "layer", "expert", "scope", "site", "step", "rank", "device")
+LAYER, EXPERT = SCOPES.index("layer"), SCOPES.index("expert")
 ENOUGH = 0.25  # share of the frees that repeat an id: then it is the tensor's
 LARGEST = 1 << 60  # bytes, ns; beyond it nothing is real and sums would leave 64 bits
 DIGITS = lazy(r"\d+")
@@ -115,12 +119,10 @@ def _is_alloc(word: str) -> bool | None:
 class _Rows:
     """Columns as they grow, and what was odd."""
 
-    columns: dict[str, list[Any]] = field(
-        default_factory=lambda: {
-            n: [] for n in ("time", "unit", "is_alloc", "size_bytes", "id", "layer", "expert", "scope",
-                            "site", "step", "address", "rank", "device")
-        }
-    )  # fmt: skip
+    columns: dict[str, Any] = field(
+        default_factory=lambda: {n: [] for n in ("time", "unit", "is_alloc", "id", "address")}
+        | {n: array("q") for n in INTEGERS}
+    )
     sites: dict[str, int] = field(default_factory=lambda: {"": 0})
     other: int = 0
     without_size: int = 0
@@ -190,20 +192,33 @@ def _address(value: Any) -> int | None:
 
 
 def _scope(get: dict[str, Any]) -> tuple[Scope, str]:
-    """What the fields say, filled up by what the names say; and the name to show."""
-    layer, expert = _number(get.get("layer"), "layer"), _number(get.get("expert"), "expert")
-    word = get.get("scope")
-    word = word.strip().lower() if isinstance(word, str) else ""
-    word = SCOPE_WORDS.get(word, word)
-    kind = SCOPES.index(word) if word in SCOPES else NOTHING.kind
-    said = Scope(layer, expert, kind)
+    """What the fields say, where they leave something open filled up by the names; and the name to show."""
+    said = _said(*(_plain(get.get(f)) for f in ("layer", "expert", "scope")))
     site = get.get("site")
-    for text in (word, get.get("layer"), get.get("expert"), site):
+    site = site[:300] if isinstance(site, str) else ""
+    if said.layer < 0 or said.kind == NOTHING.kind or (said.kind == EXPERT and said.expert < 0):
+        tensor = get.get("tensor")
+        for text in (site, tensor[:300] if isinstance(tensor, str) else ""):
+            said = inside(said, scope_of(text))
+    if said.kind == NOTHING.kind and (said.layer >= 0 or said.expert >= 0):
+        said = Scope(said.layer, said.expert, EXPERT if said.expert >= 0 else LAYER)
+    return said, site
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, int | float | str) else None
+
+
+@lru_cache(maxsize=65_536, typed=True)
+def _said(layer: Any, expert: Any, word: Any) -> Scope:
+    """What the fields of these names say themselves."""
+    word = SCOPE_WORDS.get(word.strip().lower(), word.strip().lower()) if isinstance(word, str) else ""
+    kind = SCOPES.index(word) if word in SCOPES else NOTHING.kind
+    said = Scope(_number(layer, "layer"), _number(expert, "expert"), kind)
+    for text in (word, layer, expert):
         if isinstance(text, str) and text not in SCOPES:
             said = inside(said, scope_of(text[:300]))
-    if said.kind == NOTHING.kind and (said.layer >= 0 or said.expert >= 0):
-        said = Scope(said.layer, said.expert, SCOPES.index("expert" if said.expert >= 0 else "layer"))
-    return said, site[:300] if isinstance(site, str) else ""
+    return said
 
 
 def _number(value: Any, word: str) -> int:
@@ -221,8 +236,7 @@ def _fill(rows: _Rows, source: Source, out: Reading) -> None:
     count = len(columns["is_alloc"])
     times, guessed = _times(columns["time"], columns["unit"])
     order = np.arange(count)
-    plain = ("size_bytes", "layer", "expert", "scope", "site", "step", "rank", "device")
-    table = {n: np.array(columns[n], np.int64) for n in plain}
+    table = {n: np.array(columns[n], np.int64) for n in INTEGERS}
     table["is_alloc"] = np.array(columns["is_alloc"], bool)
     if times is None:
         notes.append("the records have no time: lifetimes are counted in events")
@@ -234,7 +248,7 @@ def _fill(rows: _Rows, source: Source, out: Reading) -> None:
     if all(at is not None for at, new in zip(columns["address"], columns["is_alloc"], strict=True) if new):
         table["address"] = np.array([-1 if a is None else a for a in columns["address"]], np.int64)
     by_id = _ids_match(columns)
-    table["key"] = np.array(list(_keys(columns, by_id=by_id)), np.int64)
+    table["key"] = np.fromiter(_keys(columns, by_id=by_id), np.int64, count)
     if not by_id:
         notes.append(
             "frees do not name their tensor: each was paired with the oldest living one of the same "
@@ -251,7 +265,7 @@ def _fill(rows: _Rows, source: Source, out: Reading) -> None:
     out.add_columns("memory_log", ordered, source=source.path, rows=count, **attrs)
 
 
-def _times(values: list[Any], units: list[str]) -> tuple[list[int] | None, str]:
+def _times(values: list[Any], units: list[str]) -> tuple[array[int] | None, str]:
     """Times in ns, a missing one as the one before; None if none has a time.
 
     Returns:
@@ -266,7 +280,7 @@ def _times(values: list[Any], units: list[str]) -> tuple[list[int] | None, str]:
         if not factor:
             whole = all(isinstance(v, int) or v.is_integer() for v in bare)
             guessed = factor = UNIT_NS["us" if whole else "s"]
-    out: list[int] = []
+    out = array("q")
     last: int | None = None
     for value, unit in zip(values, units, strict=True):
         now = _ns(value, UNIT_NS.get(unit, factor))
@@ -292,7 +306,7 @@ def _float(text: str) -> float | None:
         return None
 
 
-def _ids_match(columns: dict[str, list[Any]]) -> bool:
+def _ids_match(columns: dict[str, Any]) -> bool:
     """Whether frees repeat the id of an allocation; a serial number of records does not.
 
     Of a log that begins late few frees match in any way; then what matches more counts.
@@ -312,7 +326,7 @@ def _matched(values: list[Any], is_alloc: list[bool]) -> float:
     return sum(v in born for v in freed) / len(freed) if freed else 0.0
 
 
-def _keys(columns: dict[str, list[Any]], *, by_id: bool) -> Iterator[int]:
+def _keys(columns: dict[str, Any], *, by_id: bool) -> Iterator[int]:
     """What tells tensors apart, per rank and device, as hashes: equal ones in several files of a run."""
     names = ("rank", "device", "id", "layer", "scope", "expert", "size_bytes")
     for rank, device, identity, *rest in zip(*(columns[n] for n in names), strict=True):
