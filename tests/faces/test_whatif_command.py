@@ -182,10 +182,11 @@ def test_several_files_are_told_apart(tmp_path):
     assert "rank 1" in whatif(tmp_path)
 
 
-def trace(marks, kind=0, device=-1):
+def trace(marks, kind=0, device=-1, reserved=0):
+    sizes = {"Device Type": kind, "Device Id": device, "Total Allocated": 0, "Total Reserved": reserved}
     events = [
         {"ph": "i", "s": "t", "cat": "cpu_instant_event", "name": "[memory]", "pid": 1, "tid": 1, "ts": float(i),
-         "args": {"Addr": a, "Bytes": n, "Device Type": kind, "Device Id": device, "Total Allocated": 0, "Total Reserved": 0}}
+         "args": {"Addr": a, "Bytes": n, **sizes}}
         for i, (a, n) in enumerate(marks)
     ]  # fmt: skip
     events.append(
@@ -223,13 +224,26 @@ def test_a_cpu_run_foretells_fragmentation(tmp_path):
     assert "not applicable" in whatif(path)
 
 
-def test_cuda_memory_of_a_trace_is_called_approximate_and_host_memory_is_left_out(tmp_path):
+@pytest.mark.parametrize(("kind", "device"), [(1, 0), (6, -1)])
+def test_gpu_memory_of_a_trace_is_called_approximate_and_host_memory_is_left_out(tmp_path, kind, device):
     path = tmp_path / "run.json"
-    both = trace([(1, 5 * MIB)])["traceEvents"] + trace(growing_marks(), 1, 0)["traceEvents"]
-    path.write_text(json.dumps({"schemaVersion": 1, "traceEvents": both}))
+    stated = sum(100 + 2 * i for i in range(6)) * MIB
+    gpu = trace(growing_marks(), kind, device, stated)["traceEvents"]
+    path.write_text(
+        json.dumps({"schemaVersion": 1, "traceEvents": trace([(1, 5 * MIB)])["traceEvents"] + gpu})
+    )
     doc = as_json(path)
-    assert [(f["kind"], f["device"]) for f in doc["files"]] == [("cuda_profile", 0)]
+    assert [(f["kind"], f["device"]) for f in doc["files"]] == [("gpu_profile", device)]
     assert any("approximate" in c for c in doc["recommendation"]["caveats"])
+    assert doc["recommendation"]["conf"]
+
+
+def test_a_profile_whose_own_peak_is_far_away_is_no_ground_for_advice(tmp_path):
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(trace(growing_marks(), 1, 0, 9 << 30)))
+    found = as_json(path)["recommendation"]
+    assert found["conf"] is None
+    assert "states 9.00 GiB" in found["reason"]
 
 
 @pytest.mark.parametrize(

@@ -42,6 +42,7 @@ __all__ = [
 # Least relative gain in memory that is worth a change of setting; below it the order of addresses,
 # which the driver chooses, may decide.
 LEAST_GAIN = 0.02
+CLOSE = 0.05  # of the reserved peak that a profile states: a replay further away is no ground for advice
 LEAST_STUCK_GAIN = 0.10  # of the peak: memory that stays locked up between steps
 LINE = "PYTORCH_ALLOC_CONF={}"
 DEFAULTS = "PyTorch's defaults"
@@ -163,6 +164,8 @@ def advise(
     wrong = next((c for c in cases if c.check is not None and not c.check.exact), None)
     if wrong is not None:
         return Advice(None, _inexact(wrong))
+    if gap := _gap(cases, recorded):
+        return Advice(None, gap)
     words, barred = "", []
     for fresh in (False, True) if any(c.midway for c in cases) else (False,):
         order = ranked(recorded, trials, fresh=fresh)
@@ -220,6 +223,19 @@ def _inexact(case: Case) -> str:
         f"the replay of the recorded settings is not exact: in {where} only {', '.join(parts)} agree. What "
         "other settings give is shown, but not advised"
     )
+
+
+def _gap(cases: Sequence[Case], recorded: Trial) -> str:
+    """What a profile says of its reserved peak, where the replay is far from it."""
+    for case, seen in zip(cases, recorded.outcomes, strict=True):
+        stated = case.recording.stated_peak
+        if stated is not None and abs(seen.peak_reserved - stated) > CLOSE * stated:
+            here = human_bytes(seen.peak_reserved)
+            return (
+                f"the replay reserves {here} at most, but {case.recording.source} states {human_bytes(stated)}: "
+                "what was there before the profile is missing. A snapshot with history would tell"
+            )
+    return ""
 
 
 def _kept(text: str, new: str) -> list[str]:

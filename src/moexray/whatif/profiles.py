@@ -15,7 +15,7 @@ from moexray.whatif.recordings import MOST_EVENTS, Recording
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from moexray.core.run import Run
+    from moexray.core.run import Batch, Run
 
 __all__ = ["CANNOT_KNOW", "paired", "streams"]
 
@@ -29,34 +29,40 @@ CANNOT_KNOW: dict[str, tuple[str, ...]] = {
         "not in PyTorch's allocator at all: the CUDA context and libraries, hundreds of MB",
         "weights and caches made before the profile began are not in the stream: add their size",
     ),
-    "cuda_profile": (
-        "CUDA memory events of a profile are rounded block sizes without streams: the replay is approximate",
+    "gpu_profile": (
         "a profile has no self-check; a snapshot with history would be exact",
+        "GPU memory events of a profile are rounded block sizes without streams: the replay is approximate",
         "tensors made before the profile began are in the stream only if it saw them freed",
     ),
 }
 
 
 def streams(run: Run) -> list[Recording]:
-    """One recording for each CUDA device of each profile; for the host where no profile has CUDA memory."""
-    import numpy as np
-
+    """One recording for each GPU of each profile; for the host where no profile has GPU memory."""
     out: list[Recording] = []
     for batch in run.batches("trace_memory"):
-        devices = np.asarray(batch.columns["device"])
-        for device in sorted({int(d) for d in np.unique(devices)}):
-            chosen = np.flatnonzero(devices == device)
-            address = np.asarray(batch.columns["address"])[chosen].tolist()
-            size = np.asarray(batch.columns["bytes"])[chosen].tolist()
-            events, older = paired(zip(address[:MOST_EVENTS], size[:MOST_EVENTS], strict=True))
-            if not events:
-                continue
-            kind = "cpu_profile" if device == HOST else "cuda_profile"
-            history = History(tuple(events), ())
-            notes = _notes(len(chosen), older)
-            out.append(Recording(batch.source, device, batch.attrs.get("rank"), history, "", notes, kind))
-    cuda = [r for r in out if r.kind == "cuda_profile"]
-    return cuda or out
+        out += _of_batch(batch)
+    return [r for r in out if r.kind == "gpu_profile"] or out
+
+
+def _of_batch(batch: Batch) -> list[Recording]:
+    import numpy as np
+
+    devices, address, size, reserved = (
+        np.asarray(batch.columns[name]) for name in ("device", "address", "bytes", "reserved_bytes")
+    )
+    gpu = (devices != HOST) | (reserved > 0)  # the host's allocator reserves nothing
+    out: list[Recording] = []
+    for device, on_gpu in sorted({(int(d), bool(g)) for d, g in zip(devices, gpu, strict=True)}):
+        chosen = np.flatnonzero((devices == device) & (gpu == on_gpu))
+        first = chosen[:MOST_EVENTS]
+        events, older = paired(zip(address[first].tolist(), size[first].tolist(), strict=True))
+        if events:
+            kind = "gpu_profile" if on_gpu else "cpu_profile"
+            known = (batch.source, device, batch.attrs.get("rank"), History(tuple(events), ()), "")
+            peak = int(reserved[chosen].max()) if on_gpu else 0
+            out.append(Recording(*known, _notes(len(chosen), older), kind, stated_peak=peak or None))
+    return out
 
 
 def _notes(marks: int, older: int) -> tuple[str, ...]:

@@ -34,9 +34,10 @@ class Recording:
         history: What is replayed.
         conf: The allocator settings as recorded, "" if none were set.
         notes: What limits it, in words.
-        kind: snapshot, cpu_profile, cuda_profile; only a snapshot can be checked against itself.
+        kind: snapshot, cpu_profile, gpu_profile; only a snapshot can be checked against itself.
         free_at_oom: For each oom event the driver's free bytes; None where not written.
         version: Release of torch that the file points to, e.g. "2.8+"; None if unknown.
+        stated_peak: Most bytes reserved as a profile states it; None if it does not.
     """
 
     source: str
@@ -48,6 +49,7 @@ class Recording:
     kind: str = "snapshot"
     free_at_oom: tuple[int | None, ...] = ()
     version: str | None = None
+    stated_peak: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,6 +110,7 @@ def _file(study: Study, i: int) -> dict[str, Any]:
         "recorded_conf": case.recording.conf,
         "events": len(case.recording.history.events),
         "capacity_bytes": case.capacity,
+        "stated_peak_reserved_bytes": case.recording.stated_peak,
         "start_reserved_bytes": case.kept.held,
         "ambiguous_blocks": case.kept.plan.ambiguous,
         "self_check": _check([case.check]),
@@ -142,7 +143,7 @@ def text(study: Study, _seconds: float) -> str:
 def _head(case: Case) -> list[str]:
     r = case.recording
     where = r.source if r.device < 0 else f"{r.source}, device {r.device}"
-    how = {"cpu_profile": "a profile of a CPU run", "cuda_profile": "a profile with CUDA memory"}
+    how = {"cpu_profile": "a profile of a CPU run", "gpu_profile": "a profile with GPU memory"}
     with_what = how.get(r.kind, f"recorded with {r.conf or _DEFAULTS}")
     lines = [f"{where}: {counted(len(r.history.events), 'event')}, {with_what}"]
     if case.check is None:
