@@ -230,10 +230,10 @@ def _gap(cases: Sequence[Case], recorded: Trial) -> str:
     for case, seen in zip(cases, recorded.outcomes, strict=True):
         stated = case.recording.stated_peak
         if stated is not None and abs(seen.peak_reserved - stated) > CLOSE * stated:
-            here = human_bytes(seen.peak_reserved)
+            here, there = human_bytes(seen.peak_reserved), human_bytes(stated)
             return (
-                f"the replay reserves {here} at most, but {case.recording.source} states {human_bytes(stated)}: "
-                "what was there before the profile is missing. A snapshot with history would tell"
+                f"the replay reserves {here} at most, but {case.recording.source} states {there}: what was "
+                "there before the profile is missing. A snapshot with history would tell"
             )
     return ""
 
