@@ -3,6 +3,7 @@ import pytest
 from made_histories import Heap, growing, pinned
 from moexray.algorithms.blocks import Settings
 from moexray.readers.read_any import read_any
+from moexray.whatif import recordings as module
 from moexray.whatif.cases import Memory, prepare_cases
 from moexray.whatif.recordings import collect, logged_capacity, total_memory
 from moexray.whatif.search import measured
@@ -85,6 +86,16 @@ def test_a_recording_from_the_start_has_one_replay(tmp_path):
     found, _ = collected(tmp_path, growing())
     [case], _ = prepare_cases(found)
     assert not case.midway
+
+
+def test_of_a_long_history_the_end_is_replayed(tmp_path, monkeypatch):
+    """The end state is known, so what is left without the front is exact."""
+    monkeypatch.setattr(module, "MOST_EVENTS", 10)
+    [recording], _ = collected(tmp_path, growing())
+    assert len(recording.history.events) == 10
+    assert "only its last 10 events" in recording.notes[0]
+    [case], _ = prepare_cases([recording])
+    assert case.check.exact
 
 
 def test_the_memory_that_others_took_before_the_failure_is_not_counted(tmp_path):

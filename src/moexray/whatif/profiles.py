@@ -39,13 +39,12 @@ CANNOT_KNOW: dict[str, tuple[str, ...]] = {
 
 def streams(run: Run) -> list[Recording]:
     """One recording for each GPU of each profile; for the host where no profile has GPU memory."""
-    out: list[Recording] = []
-    for batch in run.batches("trace_memory"):
-        out += _of_batch(batch)
+    batches = run.batches("trace_memory")
+    out = [r for batch in batches for r in _of_batch(batch, MOST_EVENTS // len(batches))]
     return [r for r in out if r.kind == "gpu_profile"] or out
 
 
-def _of_batch(batch: Batch) -> list[Recording]:
+def _of_batch(batch: Batch, most: int) -> list[Recording]:
     import numpy as np
 
     devices, address, size, reserved = (
@@ -55,19 +54,21 @@ def _of_batch(batch: Batch) -> list[Recording]:
     out: list[Recording] = []
     for device, on_gpu in sorted({(int(d), bool(g)) for d, g in zip(devices, gpu, strict=True)}):
         chosen = np.flatnonzero((devices == device) & (gpu == on_gpu))
-        first = chosen[:MOST_EVENTS]
+        first = chosen[:most]
         events, older = paired(zip(address[first].tolist(), size[first].tolist(), strict=True))
         if events:
             kind = "gpu_profile" if on_gpu else "cpu_profile"
             known = (batch.source, device, batch.attrs.get("rank"), History(tuple(events), ()), "")
             peak = int(reserved[chosen].max()) if on_gpu else 0
-            out.append(Recording(*known, _notes(len(chosen), older), kind, stated_peak=peak or None))
+            out.append(Recording(*known, _notes(len(chosen), older, most), kind, stated_peak=peak or None))
     return out
 
 
-def _notes(marks: int, older: int) -> tuple[str, ...]:
+def _notes(marks: int, older: int, most: int) -> tuple[str, ...]:
     out = [f"{older} tensors are older than the profile; they live from its start here"] if older else []
-    out += [f"only the first {MOST_EVENTS:,} memory events are replayed"] if marks > MOST_EVENTS else []
+    out += (
+        [f"the profile is long: only its first {most:,} memory events are replayed"] if marks > most else []
+    )
     return tuple(out)
 
 

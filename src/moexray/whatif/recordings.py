@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MOST_EVENTS", "LeftOut", "Recording", "collect", "logged_capacity", "recordings", "total_memory"]
 
-MOST_EVENTS = 2_000_000  # of one device: some 300 bytes each while they are replayed
+MOST_EVENTS = 1_500_000  # of all devices together: about 600 bytes each while they are replayed
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +68,9 @@ def collect(run: Run) -> tuple[list[Recording], list[LeftOut]]:
 
     out: list[Recording] = []
     left: list[LeftOut] = []
+    most = MOST_EVENTS // max(sum(1 for row in run.rows("snapshot") if row["events"]), 1)
     for row in run.rows("snapshot"):
-        recording, reason = _recording(run, row)
+        recording, reason = _recording(run, row, most)
         if recording is None:
             left.append(LeftOut(row["source"], row["device"], reason))
         else:
@@ -117,12 +118,10 @@ def logged_capacity(run: Run) -> int | None:
     return max((held + free for held, free in pairs if held and free is not None), default=None)
 
 
-def _recording(run: Run, row: Mapping[str, Any]) -> tuple[Recording | None, str]:
-    """The history of one device of a snapshot, or why there is none."""
+def _recording(run: Run, row: Mapping[str, Any], most: int) -> tuple[Recording | None, str]:
+    """The last `most` events of one device of a snapshot, or why there is none."""
     events = _batch(run, "snapshot_events", row)
-    if (row["events"] or 0) > MOST_EVENTS:
-        return None, f"its history is longer than {MOST_EVENTS:,} events: record with a smaller max_entries"
-    found = () if events is None else _events(events, row["device"])
+    found = () if events is None else _events(events, row["device"], most)
     if len(found) < 2:
         why = "it ran in state mode, which keeps one event" if found else "recording was never switched on"
         return None, f"it holds no allocation history ({why})"
@@ -143,6 +142,8 @@ def _recording(run: Run, row: Mapping[str, Any]) -> tuple[Recording | None, str]
     free = tuple(o.get("free_bytes") for o in row["ooms"] or ())
     if row["overflowed"]:
         notes = (*notes, "the ring of the recorder was full: the oldest events are missing")
+    if (row["events"] or 0) > most:
+        notes = (*notes, f"the history is long: only its last {most:,} events are replayed")
     if row["broken_off"]:
         notes = (*notes, "the file ends early: the last events are missing")
     known = (row["source"], row["device"], row["rank"], history, text, notes, "snapshot", free)
@@ -170,11 +171,11 @@ def _batch(run: Run, table: str, row: Mapping[str, Any]) -> Batch | None:
     return next(same, None)
 
 
-def _events(batch: Batch, device: int) -> tuple[Event, ...]:
+def _events(batch: Batch, device: int, most: int) -> tuple[Event, ...]:
     import numpy as np
 
     columns, pools = batch.columns, batch.attrs.get("pools") or ()
-    chosen = np.flatnonzero(np.asarray(columns["device"]) == device)
+    chosen = np.flatnonzero(np.asarray(columns["device"]) == device)[-most:]
 
     def take(name: str) -> list[int]:
         return np.asarray(columns[name])[chosen].tolist()  # type: ignore[no-any-return]
