@@ -31,11 +31,11 @@ class NaiveAllocator:
     def __init__(self, settings, device, va_bytes):
         self.settings, self.device, self.va_bytes = settings, device, va_bytes
         self.segments = []  # dicts: address, size, stream, pool, small, page (0: not expandable), mapped pages
-        self.tenants = {}  # id -> dict: segment, address, size, requested, pending
+        self.tenants = {}  # id -> dict: segment, address, size, requested, pending (its turn, or 0)
         self.no_split, self.overflow, self.custom, self.freeable = set(), [], set(), []
         self.capturing = False
         self.searches, self.born = {}, {}
-        self.retries = self.ooms = self.rejections = 0
+        self.retries = self.ooms = self.rejections = self.deferred = 0
         self.peak = dict.fromkeys(("allocated", "requested", "active", "reserved", "inactive_split"), 0)
 
     # ---- what there is
@@ -230,7 +230,7 @@ class NaiveAllocator:
         else:
             cut = rest > MIB and (split is None or size < split)
         self.tenants[id] = {
-            "segment": segment, "address": address, "size": size if cut else have, "requested": request, "pending": False,
+            "segment": segment, "address": address, "size": size if cut else have, "requested": request, "pending": 0,
         }  # fmt: skip
         self.after()
         return address
@@ -275,7 +275,8 @@ class NaiveAllocator:
 
     def free(self, id, later=False):
         if later:
-            self.tenants[id]["pending"] = True
+            self.deferred += 1
+            self.tenants[id]["pending"] = self.deferred
         else:
             self.tenants.pop(id, None)
         self.after()
@@ -286,9 +287,8 @@ class NaiveAllocator:
         self.after()
 
     def empty_cache(self):
-        for id, t in list(self.tenants.items()):
-            if t["pending"]:
-                self.complete(id)
+        for id, _ in sorted(self.tenants.items(), key=lambda row: row[1]["pending"]):
+            self.complete(id)
         kinds = [((0, 0), False), ((0, 0), True)]
         for pool in self.freeable:
             kinds += [(pool, True), (pool, False)]

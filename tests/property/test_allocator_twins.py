@@ -135,7 +135,7 @@ def test_the_allocator_equals_its_naive_twin():
 
 @pytest.mark.soak
 def test_the_allocator_equals_its_naive_twin_on_thousands_of_programs():
-    examine(4000, 60)
+    examine(3000, 50)
 
 
 KINDS = {
@@ -148,12 +148,12 @@ KINDS = {
 }
 
 
-def runs(count, settings, capacity, *, empty=0.02, cut=None):
+def runs(count, settings, capacity, *, empty=0.02, late=0.15):
     """Recordings of random programs with streams, deferred frees and a private pool."""
     for seed in range(count):
         dice = random.Random(seed)
         streams, pools = ((0,), (DEFAULT,)) if seed % 2 else ((0, 0, 5), (DEFAULT, DEFAULT, PRIVATE))
-        steps = program(dice, 300, streams=streams, pools=pools, late=0.15 * (seed % 3), empty=empty)
+        steps = program(dice, 300, streams=streams, pools=pools, late=late * (seed % 3), empty=empty)
         order = ORDERS[seed % 2]
         yield *record(settings, steps, capacity=capacity, freeable=(PRIVATE,), order=order), order
 
@@ -165,8 +165,13 @@ def exact(count, settings, capacity):
 
 
 def own_addresses(count, settings, capacity):
-    """With the capacity known and no empty_cache() (at the peak it looks like a retry)."""
-    for history, allocator, order in runs(count, settings, capacity, empty=0.0):
+    """With the capacity known and no empty_cache(): at the peak it looks like a retry.
+
+    Deferred frees only under settings where all that a request gives back, it gives back in a retry:
+    elsewhere the recording does not tell whether it waited for them.
+    """
+    late = 0.15 if settings in (KINDS["plain"], KINDS["divisions"]) else 0.0
+    for history, allocator, order in runs(count, settings, capacity, empty=0.0, late=late):
         plan = prepare(history)
         outcome = simulate(plan, settings, capacity=capacity, order=order)
         assert outcome.reserved == plan.recorded_reserved
@@ -176,7 +181,7 @@ def own_addresses(count, settings, capacity):
         least, below = plan.capacity
         assert least == c.peak_reserved
         if below is not None:
-            assert least <= capacity < below
+            assert least <= (settings.limit or capacity) < below
 
 
 @pytest.mark.parametrize("capacity", [None, 700 * MIB])

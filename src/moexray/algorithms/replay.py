@@ -44,7 +44,8 @@ __all__ = [
 ]
 
 GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
-INSIDE = (*GROWTH, Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)  # may happen inside a request
+RELEASE = (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP)
+INSIDE = (*GROWTH, *RELEASE)  # may happen inside a request
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ def replay(history: History) -> Check:
     return Check(
         placements=(follower.agreed[Action.ALLOC], follower.total[Action.ALLOC]),
         segment_allocs=follower.both(*GROWTH),
-        segment_frees=follower.both(Action.SEGMENT_FREE, Action.SEGMENT_UNMAP),
+        segment_frees=follower.both(*RELEASE),
         final_blocks=follower.compare(history.segments),
         ambiguous=ambiguous,
     )
@@ -131,7 +132,8 @@ class _Follower:
     """Follows a history event by event.
 
     What a request does inside (frees that it completes, segments it frees and gets) stands before its
-    alloc entry: it is held in `group` until that entry tells the request.
+    alloc entry: it is held in `group` until that entry tells the request. The last ordinary free is held,
+    too: if segments are freed after it, a request may have waited for its stream.
     """
 
     def __init__(self, history: History, segments: list[SegmentState]) -> None:
@@ -142,6 +144,7 @@ class _Follower:
         self.places = PrivatePlaces(history)
         self.waiting: set[int] = set()
         self.group: list[Event] = []
+        self.ordinary = False  # whether the group begins with an ordinary free
         self.agreed = dict.fromkeys(Action, 0)
         self.total = dict.fromkeys(Action, 0)
 
@@ -161,11 +164,10 @@ class _Follower:
         elif e.action == Action.FREE_COMPLETED:
             late = e.address in self.waiting and before != e._replace(action=Action.FREE_REQUESTED)
             self.waiting.discard(e.address)
-            if late:
-                self.group.append(e)
-            else:
+            if not late:
                 self.flush()
-                self._apply(e, None)
+            self.group.append(e)
+            self.ordinary = self.ordinary or not late
         elif e.action == Action.OOM:
             self._serve(e)
 
@@ -174,18 +176,26 @@ class _Follower:
         for e in self.group:
             self._apply(e, None)
         self.group.clear()
+        self.ordinary = False
 
     def _serve(self, e: Event) -> None:
         """A request with all that happened inside it."""
         size, pool = round_size(e.size, self.allocator.settings), self.places.of(e)
         ask = _Ask(size, e.stream, pool, self.allocator.free_list(pool, small=is_small(size)))
+        released = any(x.action in RELEASE for x in self.group)
         grown, missed = None, False
-        for inner in self.group:
-            missed = missed or (grown is None and self._find(ask) is None)
+        for i, inner in enumerate(self.group):
+            if grown is None and not missed and (i or released or not self.ordinary):
+                missed = self._find(ask) is None
             grown = self._apply(inner, ask) or grown
         self.group.clear()
+        self.ordinary = False
         if e.action == Action.OOM:
             return
+        if grown is None and released and missed and self.allocator.expands(pool):
+            start = growth(ask.free, size, e.stream)  # enough may be free by now that nothing need be mapped
+            if start is not None and start.mapped and start.size >= size and start.address == e.address:
+                grown = start
         block = self._find(ask) if grown is None or grown.key not in ask.free.blocks else grown
         right = block is not None and block.address == e.address and (grown is None or missed)
         self.agreed[Action.ALLOC] += right

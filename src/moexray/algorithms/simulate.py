@@ -105,8 +105,9 @@ def _reserved(start: list[SegmentState]) -> int:
 class _Maker:
     """Turns events into steps.
 
-    What stands before a request may belong to it: late frees are held in `late`, segments in `frees`
-    (bytes given back) and `grown` (bytes got before and after that) until the request is seen.
+    What stands before a request may belong to it: frees are held in `late` (`ordinary` if the first is not
+    late), segments in `frees` (bytes given back) and `grown` (bytes got before and after that) until the
+    request is seen.
     """
 
     def __init__(self, history: History, begin: int) -> None:
@@ -116,7 +117,7 @@ class _Maker:
         self.steps: list[Step] = []
         self.curve: list[int] = []
         self.late: list[Step] = []
-        self.reserved, self.frees, self.grown = begin, 0, [0, 0]
+        self.reserved, self.frees, self.grown, self.ordinary = begin, 0, [0, 0], False
         self.deferred: set[int] = set()
         self.freeable: set[Pool] = set()
 
@@ -144,7 +145,8 @@ class _Maker:
                 self.late.append(step)
             else:
                 self.settle()
-                self.steps.append(step)
+                self.late.append(step)
+                self.ordinary = True
 
     def settle(self) -> None:
         """Writes what was held: segments given back are an empty_cache()."""
@@ -155,25 +157,31 @@ class _Maker:
 
     def _forget(self) -> None:
         self.reserved += sum(self.grown) - self.frees
-        self.late, self.frees, self.grown = [], 0, [0, 0]
+        self.late, self.frees, self.grown, self.ordinary = [], 0, [0, 0], False
 
     def _request(self, e: Event, pool: Pool) -> None:
-        before, failed = self.reserved + self.grown[0], e.action == Action.OOM
+        settings, failed = self.settings, e.action == Action.OOM
+        before = self.reserved + self.grown[0]
         step = (TRY if failed else ALLOC, e.address, e.size, e.stream, pool)
-        page = self.settings.large_segment if self.settings.expandable else 1
-        wanted = -(-segment_size(round_size(e.size, self.settings), self.settings) // page) * page
-        passes = bool(self.grown[1]) and before + self.grown[1] > self.most
+        page = settings.large_segment if settings.expandable else 1
+        wanted = -(-segment_size(round_size(e.size, settings), settings) // page) * page
+        needed = max(self.grown[1], wanted) if settings.expandable else self.grown[1]
+        passes = bool(self.grown[1]) and before + needed > self.most
+        collects = bool(settings.gc_threshold) and settings.limit is not None and bool(self.grown[1])
         if failed or passes or (self.grown[0] and self.frees):  # the device refused: a retry
             refused = (before + self.grown[1] - self.frees if failed else before) + wanted
             self.below = min(refused, self.below or refused)
-            self.steps += [step, *self.late]  # it was refused before it waited for other streams
-            self._forget()
-        elif self.grown[1] and self.settings.gc_threshold and self.settings.limit is not None:
-            self.steps += [*self.late, step]  # garbage collection: the simulation does it by itself
-            self._forget()
-        else:
+        elif not collects:
             self.settle()
-            self.steps.append(step)
+        # A retry was refused before it waited for other streams; what garbage collection and the
+        # release of oversize blocks give back, they give back without waiting.
+        waits = settings.max_split is None and not collects
+        if self.ordinary and (self.frees or failed) and waits and not settings.expandable:  # or here
+            self.steps.append((DEFER, *self.late[0][1:]))
+        elif self.ordinary:
+            self.steps.append(self.late.pop(0))
+        self.steps += [step, *self.late] if waits else [*self.late, step]
+        self._forget()
         if not failed:
             self.curve.append(self.reserved)
 
