@@ -131,3 +131,21 @@ def test_no_plan_beats_its_bound_and_packing_covers_all(rows):
         assert plan.saved_bytes + plan.peak_bytes + plan.rest_bytes == plan.as_allocated_bytes
     assert found[-1].covered == 1
     assert found[-1].lower_bound_bytes == found[0].lower_bound_bytes
+
+
+def test_orders_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
+    [one] = tensors_of(tmp_path, two_experts())  # three pairs meet: the hidden state and each other
+    monkeypatch.setattr("moexray.analyse.reuse.MOST_MEETINGS", 2)
+    assert by_name(one)["interval packing"].how.endswith("in the order of time (too many tensors for other orders)")
+    monkeypatch.setattr("moexray.analyse.reuse.MOST_MEETINGS", 3)
+    assert by_name(one)["interval packing"].how.endswith("in the order of time")
+
+
+def test_many_tensors_are_packed_by_the_compiled_twin_alike(monkeypatch):
+    rng = np.random.default_rng(5)
+    count = 700
+    rows = np.stack([rng.integers(1, 12, count), rng.integers(1, 9000, count), *rng.integers(-1, 3, (2, count)), rng.integers(0, 5, count)], axis=1)
+    one = made(rows.tolist())
+    compiled = plans(one)
+    monkeypatch.setattr("moexray.analyse.reuse.FEW", 1000)
+    assert plans(one) == compiled
