@@ -176,7 +176,8 @@ class _Workload:
                 self._free(handle, defer=False)
             if handle is not None and action.piece:
                 handle = self._ask(Request(action.piece, 0, STEERED), action.home, self._later())
-                self.keep.update(() if handle is None else (handle,))
+            if handle is not None and (action.piece or action.stays):
+                self.keep.add(handle)
 
     def _later(self) -> int:
         """A step in which something steered dies."""
@@ -239,6 +240,8 @@ def drive(heap: Heap, spec: Spec, stop: Callable[[], bool] = lambda: False) -> O
     while heap.entries() < spec.events * CHURN and not stop():
         work.step()
         work.steer(MOVES, stop)
+    if spec.oom:
+        heap.release()  # the failing request would: deferred frees complete
     work.steer(LAST_MOVES, stop)
     if spec.oom and isinstance(heap, TorchHeap):
         work.fail(heap)

@@ -48,6 +48,7 @@ class Action(NamedTuple):
             release what is cached.
         brief: The block asked for is freed at once.
         piece: Bytes of it that are asked for again and stay, so that its memory is not given back.
+        stays: Freeing the block would undo what it is for.
     """
 
     off: float
@@ -56,6 +57,7 @@ class Action(NamedTuple):
     home: Home = (0, (0, 0))
     brief: bool = False
     piece: int = 0
+    stays: bool = False
 
 
 class _Holes:
@@ -125,7 +127,7 @@ def preparation(rows: list[Row], aim: Aim, most: int) -> Action | None:
     if holes.ratio() < aim.ratio:
         row = next(r for r in rows if (largest, None) in r.spans)
         half = largest // 2 // QUANTUM * QUANTUM
-        return Action(1.0, None, half, row.home) if row.smallest <= half <= row.largest else None
+        return Action(1.0, None, half, row.home, stays=True) if row.smallest <= half <= row.largest else None
     hole = min(int(holes.total * (1 - aim.ratio) / max(aim.ratio, 0.01)), most) // QUANTUM * QUANTUM
     if aim.cached:
         return Action(1.0, None, hole, brief=True)
