@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 import time
 from pathlib import Path
@@ -11,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError
+from moexray.faces.cli.policies import command as policies
 from moexray.faces.cli.say import say
+from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.cli.whatif_routing import routing
 
 if TYPE_CHECKING:
@@ -19,32 +20,19 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
-LARGEST = 1 << 50  # no device has a pebibyte
-
 
 @click.group("whatif")
 def command() -> None:
     """Experiments on your own history: what would another setting have done."""
 
 
+command.add_command(policies)
 command.add_command(routing)
-
-
-class _Size(click.ParamType[int]):
-    name = "size"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
-        found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)i?b?\s*", str(value).lower(), re.ASCII)
-        size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-        if not 0 < size <= LARGEST:
-            self.fail(f"{value!r} is no size; write 80GiB, 81559MiB or bytes", param, ctx)
-        return size
 
 
 @command.command("memory")
 @click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT...")
-@click.option("--capacity", type=_Size(), help="Device memory that PyTorch may have, e.g. 78GiB.")
+@click.option("--capacity", type=SizeOption(), help="Device memory that PyTorch may have, e.g. 78GiB.")
 @click.option("--memory-fraction", type=click.FloatRange(0, 1, min_open=True),
               help="set_per_process_memory_fraction of the process, a share of --capacity.")  # fmt: skip
 @click.option(
