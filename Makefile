@@ -74,6 +74,7 @@ soak: $(DEV)
 bench: $(RUN)
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/placement.py
+	$(BIN)/python benchmarks/allocator.py
 
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \
