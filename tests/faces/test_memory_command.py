@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -212,6 +213,26 @@ def test_diff_of_two_processes_counts_no_new_blocks(tmp_path):
     assert "different processes" in memory(a, b, "--diff")
 
 
+def test_what_proves_one_process(tmp_path):
+    seg = segment(BASE, [(10 * MIB, "a"), (10 * MIB, "f")])
+    early = temporary(BASE + 10 * MIB, 512, 3, 1_000)
+    late = [*early, *temporary(BASE + 10 * MIB, 1024, 4, 2_000)]
+    other = temporary(BASE + 10 * MIB, 512, 3, 1_001)
+    fresh = [event("segment_alloc", BASE, 20 * MIB, 5_000), event("alloc", BASE, 10 * MIB, 5_001)]
+    cases = {
+        "share their events": (early, late, True),
+        "other events at the same time": ([*early, *temporary(BASE + 10 * MIB, 9, 9, 1_005)], [*other, *temporary(BASE, 9, 9, 1_010)], False),
+        "begins with nothing": (early, fresh, False),
+        "two runs of one program": (early, temporary(BASE + 10 * MIB, 512, 3, 9_000), True),
+    }  # fmt: skip
+    for words, (first, second, same) in cases.items():
+        a = write(tmp_path / "a.pickle", document([seg], first, overflowed=False))
+        b = write(tmp_path / "b.pickle", document([seg], second, overflowed=False))
+        [entry] = as_json(a, b, "--diff")["diff"]
+        assert words in entry["same_process_why"]
+        assert entry["same_process"] is same, words
+
+
 def test_diff_wants_two_snapshots_of_one_rank(tmp_path, file):
     assert "compares two snapshots, 1 given" in memory(file, "--diff", code=2)
     a, b = (write(tmp_path / f"s_rank{r}.pickle", document([segment(BASE, [(MIB, "a")], device=r), segment(BASE, [(MIB, "a")], device=9 - r)])) for r in (0, 1))
@@ -249,3 +270,48 @@ def test_bad_input_says_what_and_what_to_try(tmp_path, file):
     assert "exists" in memory(file, "--report", report, code=2)
     assert "no folder" in memory(file, "--report", tmp_path / "no" / "r.html", code=2)
     assert report.read_text() == "mine"
+
+
+SHARED = Path(__file__).resolve().parents[3] / "shared/data"
+TABLE = SHARED / "memory/README.md"
+
+
+def published():
+    """File, and the figures that another tool found, from the table beside the files."""
+    if not TABLE.is_file():
+        return []
+    rows = [[c.strip() for c in line.strip().strip("|").split("|")] for line in TABLE.read_text(encoding="utf-8").splitlines()]
+    head = next(r for r in rows if r[0] == "file")
+    known = [dict(zip(head, r, strict=True)) for r in rows if len(r) == len(head) and ".pickle" in r[0]]
+    return [pytest.param(r, id=r["file"].partition(".")[0]) for r in known]
+
+
+@pytest.mark.skipif(not TABLE.is_file(), reason="the shared data lie beside the checkout; they do not here")
+@pytest.mark.parametrize("row", published())
+def test_figures_of_real_files_agree_with_another_tool(row):
+    found = as_json(SHARED / "memory" / row["file"])
+    [pool] = found["pools"]
+    assert pool["reserved_bytes"] == int(row["reserved bytes"])
+    assert pool["active_bytes"] == int(row["active bytes"])
+    assert pool["segments"] == int(row["segments"])
+    assert pool["free_bytes"] == int(row["free bytes in segments"])
+    assert pool["largest_free_bytes"] == int(row["largest free block"])
+    assert pool["stuck_bytes"] == int(row["free bytes in partly used segments"])
+    assert pool["fragmentation_ratio"] == pytest.approx(float(row["fragmentation 1-largest/total"]), abs=6e-5)
+    # laws: segments add up to the pool; zones hold every live byte; the curve falls
+    assert sum(s["total_bytes"] for s in found["segments"]) == pool["reserved_bytes"]
+    assert sum(z["live_bytes"] for z in found["hot_zones"]) == pool["active_bytes"]
+    shares = [r["share"] for r in found["servability"]]
+    assert shares == sorted(shares, reverse=True)
+    assert all(0 <= z["alone_bytes"] <= z["stuck_bytes"] <= pool["stuck_bytes"] for z in found["hot_zones"])
+
+
+@pytest.mark.skipif(not TABLE.is_file(), reason="the shared data lie beside the checkout; they do not here")
+@pytest.mark.parametrize("folder", sorted(SHARED.glob("incidents/*/memory")), ids=lambda p: p.parent.name)
+def test_incidents_are_told_and_drawn(folder, tmp_path):
+    found = as_json(folder, "--report", tmp_path / "r.html")
+    assert len(found["devices"]) == len(list(folder.glob("*.pickle")))
+    assert {p["pool"][0] for p in found["pools"]} == {0}
+    page = (tmp_path / "r.html").read_text(encoding="utf-8")
+    assert page.count('data-chart="map"') == len(found["devices"])
+    assert memory(folder).count("\npool  ") == len(found["devices"])

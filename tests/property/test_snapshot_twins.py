@@ -1,5 +1,6 @@
 """The vectorised figures of a snapshot against a deliberately naive twin that simulates every event."""
 
+import json
 from types import SimpleNamespace
 
 import numpy as np
@@ -135,9 +136,12 @@ junk = st.recursive(
 
 @settings(max_examples=150)
 @given(st.data())
-def test_nonsense_anywhere_never_breaks_a_reader_or_a_rule(data):
+def test_nonsense_anywhere_never_breaks_a_reader_a_rule_or_the_x_ray(data):
     """Each run puts nonsense in place of one to three values of a sound snapshot."""
+    from moexray.core.limits.snapshot import SnapshotLimits
     from moexray.diagnose.engine import diagnose
+    from moexray.faces.cli import memory_document, memory_tensors
+    from moexray.faces.report import render
 
     doc = document(
         [segment(BASE, [(UNIT, "a"), (UNIT, "f")]), segment(BASE + 8 * UNIT, [(UNIT, "p")], pool=(0, 1))],
@@ -159,4 +163,8 @@ def test_nonsense_anywhere_never_breaks_a_reader_or_a_rule(data):
             break
     out = Reading("pickle")
     if shape.shape(doc, Source("s.pickle", content=b"x"), out):
-        diagnose(build_run([("s.pickle", out)], [])).to_json()
+        run = build_run([("s.pickle", out)], [])
+        result = diagnose(run)
+        assert result.failures == ()
+        assert render(result.to_json())
+        json.dumps(memory_document.document(shots(run), (), SnapshotLimits(), memory_tensors.rows(run)), allow_nan=False)

@@ -13,12 +13,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moexray.analyse.snapshot import INACTIVE, Pool, Shot, pools
+from moexray.analyse.snapshot_history import history
 from moexray.analyse.snapshot_sites import owners
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 __all__ = ["PoolPair", "SiteChange", "leak_candidates", "paired_pools", "same_process", "site_changes"]
+
+SHARED_EVENTS = 0.5  # of the moments that both histories cover, at least
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +59,36 @@ class SiteChange:
         return self.after_bytes - self.before_bytes
 
 
-def same_process(before: Shot, after: Shot) -> bool:
-    """Some segment of the first one is still there, or one of them has none: addresses can be compared."""
-    first, second = (np.unique(shot.segments["address"]) for shot in (before, after))
-    return not len(first) or not len(second) or bool(np.isin(first, second, assume_unique=True).any())
+def same_process(before: Shot, after: Shot) -> tuple[bool, str]:
+    """Whether both are of one process, so that addresses can be compared, and how that is known.
+
+    Events with the same times prove it, other events at that time refute it. Else common segments
+    speak for it, though two runs of one program may get the same addresses.
+    """
+    first, second = _moments(before), _moments(after)
+    if len(first) and len(second):
+        begin, end = max(first.min(), second.min()), min(first.max(), second.max())
+        during = np.unique(first[(first >= begin) & (first <= end)])
+        if len(during):
+            if np.isin(during, second).mean() >= SHARED_EVENTS:
+                return True, "the histories share their events"
+            return False, "the histories tell of other events at the same time"
+        if second.min() > first.max() and history(after).kind == "complete":
+            return False, "the second history begins with nothing, after the end of the first one"
+    held = [_segments(shot) for shot in (before, after)]
+    if held[0] and held[1] and not held[0] & held[1]:
+        return False, "no segment is in both"
+    return True, "segments are in both; two runs of one program may share addresses, too"
+
+
+def _moments(shot: Shot) -> NDArray[np.int64]:
+    """Times of all events of the history, ns; empty where none is written."""
+    times = (shot.events or {}).get("time_ns")
+    return np.zeros(0, dtype=np.int64) if times is None else np.asarray(times, dtype=np.int64)
+
+
+def _segments(shot: Shot) -> set[tuple[int, int]]:
+    return set(zip(*(shot.segments[k].tolist() for k in ("address", "total_bytes")), strict=True))
 
 
 def paired_pools(before: Shot, after: Shot) -> list[PoolPair]:
@@ -75,7 +104,7 @@ def site_changes(before: Shot, after: Shot) -> list[SiteChange]:
     names: dict[str, int] = {}
     held = [_live(shot, names) for shot in (before, after)]
     count = len(names)
-    kept = _kept(*held) if same_process(before, after) else None
+    kept = _kept(*held) if same_process(before, after)[0] else None
     sums = []
     for side, (_, size, site, _) in enumerate(held):
         lost = np.zeros(len(site), dtype=bool) if kept is None else ~kept[side]
@@ -85,12 +114,12 @@ def site_changes(before: Shot, after: Shot) -> list[SiteChange]:
             np.bincount(site[lost], minlength=count),
             np.bincount(site[lost], weights=size[lost], minlength=count).astype(np.int64),
         ]
-    stacks = {}
+    stacks: dict[int, str] = {}
     for shot, (_, _, site, stack) in zip((before, after), held, strict=True):
         stacks |= {code: shot.texts[row] for code, row in zip(site.tolist(), stack.tolist(), strict=True)}
     changes = []
     for name, i in names.items():
-        blocks, size, gone, gone_bytes, now, now_bytes, new, new_bytes = (int(s[i]) for s in sums)
+        blocks, held_bytes, gone, gone_bytes, now, now_bytes, new, new_bytes = (int(s[i]) for s in sums)
         told = kept is not None
         changes.append(
             SiteChange(
@@ -98,7 +127,7 @@ def site_changes(before: Shot, after: Shot) -> list[SiteChange]:
                 stack=stacks[i],
                 before_blocks=blocks,
                 after_blocks=now,
-                before_bytes=size,
+                before_bytes=held_bytes,
                 after_bytes=now_bytes,
                 new_blocks=new if told else None,
                 new_bytes=new_bytes if told else None,

@@ -145,12 +145,10 @@ def _counts(
     mine = slice(None) if below_bytes is None else _small(shot, lives, below_bytes)
     zone = zone_of_stack[lives.stack]
     first[zone[::-1]] = lives.stack[::-1]
-    return (
-        np.bincount(zone[mine], minlength=count),
-        np.bincount(zone[mine][lives.died[mine] >= 0], minlength=count),
-        np.bincount(zone[mine], weights=lives.size[mine], minlength=count),
-        first,
-    )
+    chosen, size, freed = zone[mine], lives.size[mine], lives.died[mine] >= 0
+    summed = np.bincount(chosen, weights=size, minlength=count).astype(np.float64)
+    counts = [np.bincount(some, minlength=count).astype(np.int64) for some in (chosen, chosen[freed])]
+    return counts[0], counts[1], summed, first
 
 
 def _small(shot: Shot, lives: Lives, below_bytes: int) -> NDArray[np.bool_]:

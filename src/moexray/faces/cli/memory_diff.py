@@ -41,9 +41,9 @@ def compare(
         UsageError: no rank and device is in both; a single device on each side always pairs.
     """
     first, second = ({(s.rank, s.device): s for s in side} for side in (before, after))
-    pairs = [(first[key], second[key]) for key in first if key in second]
+    pairs = [(shot, second[key]) for key, shot in first.items() if key in second]
     if not pairs and len(first) == len(second) == 1:
-        pairs = [(*first.values(), *second.values())]
+        pairs = list(zip(first.values(), second.values(), strict=True))
     if not pairs:
         names = [", ".join(f"rank {r}, device {d}" for r, d in side) or "none" for side in (first, second)]
         raise UsageError(
@@ -56,13 +56,15 @@ def compare(
 def _pair(before: Shot, after: Shot, limits: SnapshotLimits) -> dict[str, Any]:
     changes = site_changes(before, after)
     leaks = leak_candidates(changes, least_bytes=limits.leak_bytes, gone_ratio=limits.leak_gone_ratio)
+    same, why = same_process(before, after)
     return {
         "rank": after.rank,
         "device": after.device,
         "before": before.source,
         "after": after.source,
         "sign": "after - before",
-        "same_process": same_process(before, after),
+        "same_process": same,
+        "same_process_why": why,
         "total": _change(figures(before, before.sound), figures(after, after.sound)),
         "pools": [
             {
@@ -103,7 +105,8 @@ def _entry(e: Mapping[str, Any]) -> str:
         keys = ("reserved_bytes", "active_bytes", "free_bytes", "stuck_bytes", "largest_free_bytes")
         cells = "".join(f"{_signed(p[k]['change']):>14}" for k in keys)
         out.append(f"{name:<30}{cells}{p['fragmentation_ratio']['change']:>+14.3f}")
-    return "\n".join([*out, "", *_sites(e), *_leaks(e)])
+    one = f"one process: {e['same_process_why']}" if e["same_process"] else "different processes"
+    return "\n".join([*out, "", *_sites(e), *_leaks(e), "", f"taken as {one}"])
 
 
 def _name(pool: Mapping[str, Any]) -> str:
@@ -130,7 +133,7 @@ def _sites(e: Mapping[str, Any]) -> list[str]:
     grown = sorted(changed, key=lambda s: -abs(s["change_bytes"]))
     out = [f"live blocks by call site ({min(len(changed), SHOWN)} of {len(changed)} that changed):"]
     if not e["same_process"]:
-        out.append("(no segment is in both: different processes, so new and gone blocks cannot be told)")
+        out.append(f"(different processes: {e['same_process_why']}; new and gone blocks cannot be told)")
     for s in grown[:SHOWN]:
         blocks = f"{s['before_blocks']:,} -> {s['after_blocks']:,} blocks"
         if s["new_blocks"] is not None:
