@@ -86,8 +86,8 @@ def prepare_cases(
     capacities = _capacities([(r, plan) for r, _, plan in made], memory)
     cases = []
     for (r, check, plan), capacity in zip(made, capacities, strict=True):
-        kept, fresh = Stream(plan), restarted(plan)
-        cases.append(Case(r, check, kept, kept if fresh is plan else Stream(fresh), capacity))
+        kept, fresh = Stream.of(plan), restarted(plan)
+        cases.append(Case(r, check, kept, kept if fresh is plan else Stream.of(fresh), capacity))
     return cases, left
 
 

@@ -34,9 +34,10 @@ SHARES = (0.6, 0.7, 0.8, 0.9)
 ROUNDS = 2  # of local search
 BEAM = 2  # best trials whose neighbours are tried
 BUSY = 4  # size classes whose rounding is tried one by one
-BUDGET = 12_000_000  # steps of replay that the trials of one search may take
-FIT_BUDGET = 3_000_000  # the same for the search of smallest capacities
-FIT_RUNS = 8  # replays that find one smallest capacity
+# Steps of replay that the trials of one search may take, and the search of smallest capacities again:
+# about ten seconds each at the pace of the compiled twin.
+BUDGET = 60_000_000
+FIT_RUNS = 10  # replays that find one smallest capacity
 FITTED = 8  # best trials whose smallest capacity is searched in any case
 SIMILAR = 100  # 1/100 of the live peak is no difference between settings
 
@@ -165,7 +166,7 @@ def search(cases: Sequence[Case], *, rounds: int = ROUNDS) -> tuple[Trial, list[
         best += [cases[0].settings] if step == 0 else []
         todo = [n for s in best for n in neighbours(s, busy, large=large)]
     order = ranked(recorded, tried.values(), fresh=midway)
-    known = max(FIT_BUDGET // (cost * FIT_RUNS), FITTED)
+    known = max(BUDGET // (cost * FIT_RUNS), FITTED)
     first = ranked(recorded, [fitted(cases, t) for t in order[:known]], fresh=midway)
     return fitted(cases, recorded), first + order[known:], len(tried) >= room
 

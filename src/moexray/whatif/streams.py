@@ -12,17 +12,34 @@ if TYPE_CHECKING:
     from moexray.algorithms.blocks import Settings
     from moexray.algorithms.device import Order
     from moexray.algorithms.simulate import Outcome, Plan
+    from moexray.kernels.allocator import Arrays
 
 __all__ = ["Stream"]
 
 MIB = 1 << 20
+COMPILED = 300  # steps from which on the compiled twin is used
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stream:
-    """A plan that is replayed many times."""
+    """A plan that is replayed many times.
+
+    Args:
+        plan: What is replayed.
+        arrays: The same for the compiled twin; None where the plain one serves.
+    """
 
     plan: Plan
+    arrays: Arrays | None = None
+
+    @classmethod
+    def of(cls, plan: Plan) -> Stream:
+        """The stream of a plan; a short one is not worth loading the compiled twin."""
+        if len(plan.steps) < COMPILED:
+            return cls(plan)
+        from moexray.kernels import allocator as kernel
+
+        return cls(plan, kernel.arrays(plan))
 
     def __len__(self) -> int:
         return len(self.plan.steps)
@@ -40,6 +57,12 @@ class Stream:
             capacity: Bytes that the device can give; None is endless.
             order: In which order the device chooses addresses.
         """
+        if self.arrays is not None:
+            from moexray.kernels import allocator as kernel
+
+            if kernel.takes(settings):
+                seen = kernel.simulate(self.arrays, settings, capacity=capacity, order=order)
+                return replace(seen, reserved=())
         return replace(simulate(self.plan, settings, capacity=capacity, order=order), reserved=())
 
     def orders(self, settings: Settings, capacity: int | None) -> list[Outcome]:
