@@ -1,7 +1,8 @@
 import numpy as np
 import pytest
 
-from moexray.algorithms.placement import Shape
+from moexray.algorithms.placement import Shape, top
+from moexray.algorithms.replication import active_costs
 from moexray.core.errors import UsageError
 from moexray.whatif import placement
 from moexray.whatif.placement import Options, payback, plan
@@ -73,8 +74,8 @@ def test_decode_balances_active_experts():
         assert counts[:8].max() == 1  # always active: a second replica would be active, too
         assert y.trivial < y.balancedness <= y.bound + 1e-9
     tokens = plan(traffic(cube), shape, Options())
-    active = placement._tops(cube[:, 0], tokens.layers[0].slots, shape, Options(decode=True))
-    assert placement._tops(cube[:, 0], made.layers[0].slots, shape, Options(decode=True)) < active
+    costs = active_costs(cube[:, 0], shape.most)
+    assert top(costs, made.layers[0].slots, 8) < top(costs, tokens.layers[0].slots, 8)
 
 
 def test_decode_and_unequal_split_exclude_each_other():

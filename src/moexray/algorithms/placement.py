@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["PLAIN", "Shape", "Tools", "floor", "least", "moved", "place", "top", "trivial"]
 
 NEAR = 5e-4  # relative distance from the bound at which more swaps are not worth their time
+LARGEST = 1 << 20  # experts x GPUs, 8 bytes each in some tables; the largest models have 512 x 512
 TRIES, PROOF = 100, 2_000  # nodes filled in search of the best parts: for a plan, for the bound
 
 
@@ -80,6 +81,8 @@ class Shape:
         if s > e * g:
             hint = f"--slots {e * g} or fewer"
             raise UsageError(f"{s} slots on {g} GPUs hold an expert of {e} twice on a GPU", hint=hint)
+        if e * g > LARGEST:
+            raise UsageError(f"{e} experts on {g} GPUs are more than can be planned ({LARGEST:,} pairs)")
         if g % n:
             raise UsageError(f"{g} GPUs do not divide over {n} nodes", hint="--nodes that divides --gpus")
         if self.groups and (self.groups < 0 or e % self.groups or self.groups % n):
@@ -111,9 +114,11 @@ def trivial(shape: Shape) -> np.ndarray:
 
 
 def top(costs: np.ndarray, slots: np.ndarray, gpus: int) -> float:
-    """What the busiest GPU of a plan carries."""
-    counts = np.maximum(np.bincount(slots, minlength=len(costs)), 1)
-    return float(shares(costs, np.minimum(counts, costs.shape[1]))[slots].reshape(gpus, -1).sum(axis=1).max())
+    """What the busiest GPU of a placement carries; slots of -1 are empty."""
+    filled = slots >= 0
+    counts = np.maximum(np.bincount(slots[filled], minlength=len(costs)), 1)
+    share = shares(costs, counts)
+    return float(np.where(filled, share[slots], 0.0).reshape(gpus, -1).sum(axis=1).max())
 
 
 def floor(costs: np.ndarray, gpus: int) -> float:

@@ -20,6 +20,7 @@ __all__ = [
     "token_costs",
 ]
 
+SURE = 40  # tokens per replica from which it is active for certain: it is idle once in exp(40) steps
 SAME = 1e-12  # growth of the active experts per step that counts as none
 
 
@@ -32,14 +33,18 @@ def active_costs(tokens: np.ndarray, most: int) -> np.ndarray:
     """Share of the steps in which a replica has work, if each token picks one of the replicas by chance.
 
     Args:
-        tokens: [steps, experts], tokens in each decode step.
+        tokens: [steps, experts], tokens in each decode step; fractions count as whole tokens.
         most: Replicas of an expert at most.
 
     Returns:
         [experts, most], active experts per step that one replica brings.
     """
-    idle = [(np.power(1 - 1 / c, tokens)).mean(axis=0) for c in range(1, most + 1)]
-    return np.asarray(1 - np.stack(idle, axis=1))
+    steps, experts = tokens.shape
+    numbers, at = np.unique(np.ceil(np.minimum(tokens, SURE * most)), return_inverse=True)
+    cells = np.arange(experts) * len(numbers) + at.reshape(steps, experts)
+    often = np.bincount(cells.ravel(), minlength=experts * len(numbers)).reshape(experts, -1)
+    idle = np.power(1 - 1 / np.arange(1, most + 1), numbers[:, None])  # [numbers, most]
+    return np.asarray(1 - (often / steps) @ idle)
 
 
 def shares(costs: np.ndarray, counts: np.ndarray) -> np.ndarray:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.algorithms.placement import PLAIN, Shape, Tools, floor, least, moved, place, trivial
-from moexray.algorithms.replication import active_costs, least_growth, replicate_active, shares, token_costs
+from moexray.algorithms.placement import PLAIN, Shape, Tools, floor, least, moved, place, top, trivial
+from moexray.algorithms.replication import active_costs, least_growth, replicate_active, token_costs
 from moexray.algorithms.splitting import split, split_loads
 from moexray.core.errors import UsageError
 
@@ -102,7 +102,7 @@ class Plan:
         shape: What was filled.
         options: How.
         layers: In the order of the traffic.
-        seconds: The algorithm alone, after warm-up.
+        seconds: The algorithm alone, after warm-up: CPU time of one core.
         time_saved: As in `Later`, on the traffic it was made for.
         later: None where there are not two halves.
     """
@@ -155,20 +155,18 @@ def plan(traffic: Traffic, shape: Shape, options: Options) -> Plan:
     Raises:
         UsageError: the placement in force does not fit.
     """
-    work = len(traffic.layers) * shape.slots * shape.gpus
-    tools = PLAIN if work <= PLAIN_WORK else _compiled()
-    steps = [traffic.steps(y) for y in range(len(traffic.layers))]
-    now = _in_force(shape, options, len(steps))
-    _place(steps[0], shape, options, tools, now[0])  # compiles, and fills caches
-    begin = time.perf_counter()
-    placed = [_place(s, shape, options, tools, now[y]) for y, s in enumerate(steps)]
-    seconds = time.perf_counter() - begin
-    made = [
-        _layer(label, s, slots, shape, options, old)
-        for label, s, slots, old in zip(traffic.layers, steps, placed, now, strict=True)
-    ]
-    saved = _saved(steps, placed, shape, options, [y.parts for y in made])
-    found = Plan(shape, options, tuple(made), seconds, saved)
+    tools = PLAIN if len(traffic.layers) * shape.slots * shape.gpus <= PLAIN_WORK else _compiled()
+    now = _in_force(shape, options, len(traffic.layers))
+    _place(_costs(traffic, 0, shape, options), shape, options, tools, now[0])  # compiles, fills caches
+    made, seconds = [], 0.0
+    for y, label in enumerate(traffic.layers):
+        begin = time.process_time()
+        costs = _costs(traffic, y, shape, options)
+        slots = _place(costs, shape, options, tools, now[y])
+        seconds += time.process_time() - begin
+        made.append(_layer(label, costs, slots, shape, options, now[y]))
+    saved = _saved([(y.after, y.before) for y in made])
+    found = Plan(shape, options, tuple(y.layer for y in made), seconds, saved)
     halves = traffic.halves()
     return found if halves is None else replace(found, later=_later(*halves, shape, options, tools))
 
@@ -210,92 +208,87 @@ def _in_force(shape: Shape, options: Options, layers: int) -> Sequence[np.ndarra
     return list(options.current)
 
 
+def _costs(traffic: Traffic, y: int, shape: Shape, options: Options) -> np.ndarray:
+    """[experts, most] of a layer; `most` covers the placement in force, too."""
+    most = shape.most
+    if options.current is not None:
+        most = max(most, int(np.bincount(options.current[y][options.current[y] >= 0]).max()))
+    steps = traffic.steps(y)
+    return active_costs(steps, most) if options.decode else token_costs(steps.sum(axis=0), most)
+
+
 def _place(
-    steps: np.ndarray, shape: Shape, options: Options, tools: Tools, current: np.ndarray | None
+    costs: np.ndarray, shape: Shape, options: Options, tools: Tools, current: np.ndarray | None
 ) -> np.ndarray:
-    """[slots] of one layer from its tokens [steps, experts]."""
-    costs = _costs(steps, shape.most, options)
+    """[slots] of one layer."""
+    costs = np.ascontiguousarray(costs[:, : shape.most])
     found = place(costs, shape, tools, current, options.slack)
     if options.decode and shape.slots > shape.experts:
         # which replicas hurt least depends on the load: both ways are tried
         other = place(costs, shape, replace(tools, choose=replicate_active), current, options.slack)
-        if _tops(steps, other, shape, options) < _tops(steps, found, shape, options):
+        if top(costs, other, shape.gpus) < top(costs, found, shape.gpus):
             return other
     return found
 
 
-def _costs(steps: np.ndarray, most: int, options: Options) -> np.ndarray:
-    return active_costs(steps, most) if options.decode else token_costs(steps.sum(axis=0), most)
-
-
-def _tops(
-    steps: np.ndarray, slots: np.ndarray, shape: Shape, options: Options, parts: np.ndarray | None = None
-) -> float:
+def _carried(costs: np.ndarray, slots: np.ndarray, gpus: int, parts: np.ndarray | None = None) -> float:
     """What the busiest GPU of a placement carries."""
     if parts is not None:
-        return float(split_loads(steps.sum(axis=0), slots, parts, shape.gpus).max())
-    filled = slots >= 0
-    counts = np.maximum(np.bincount(slots[filled], minlength=shape.experts), 1)
-    share = shares(_costs(steps, max(shape.most, int(counts.max())), options), counts)
-    return float(np.where(filled, share[slots], 0.0).reshape(shape.gpus, -1).sum(axis=1).max())
+        return float(split_loads(costs[:, 0], slots, parts, gpus).max())
+    return top(costs, slots, gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A layer, and what its busiest GPU carries with the plan and before."""
+
+    layer: Layer
+    after: float
+    before: float
 
 
 def _layer(
-    label: int, steps: np.ndarray, slots: np.ndarray, shape: Shape, options: Options, old: np.ndarray | None
-) -> Layer:
+    label: int, costs: np.ndarray, slots: np.ndarray, shape: Shape, options: Options, old: np.ndarray | None
+) -> _Made:
     fetched = None if old is None else moved(old, slots, shape.gpus)
-    load = steps.sum(axis=0)
-    if load.sum() <= 0:
-        return Layer(label, slots, moved=fetched)
-    parts = split(load, slots, shape.gpus) if options.unequal else None
-    costs = _costs(steps, shape.most, options)
     mean = floor(costs, shape.gpus)
-    low = least(costs, shape, split=options.unequal)
+    if mean <= 0:
+        return _Made(Layer(label, slots, moved=fetched), 0.0, 0.0)
+    parts = split(costs[:, 0], slots, shape.gpus) if options.unequal else None
+    inner = costs[:, : shape.most]
+    low = least(inner, shape, split=options.unequal)
     if options.decode:
-        low = max(low, mean + least_growth(costs, shape.slots - shape.experts) / shape.gpus)
-    return Layer(
-        label, slots, parts,
-        balancedness=mean / _tops(steps, slots, shape, options, parts),
-        bound=mean / low,
-        trivial=mean / _tops(steps, trivial(shape), shape, options),
-        before=None if old is None else mean / _tops(steps, old, shape, options),
-        moved=fetched,
-    )  # fmt: skip
+        low = max(low, mean + least_growth(inner, shape.slots - shape.experts) / shape.gpus)
+    after = _carried(costs, slots, shape.gpus, parts)
+    plain = top(costs, trivial(shape), shape.gpus)
+    before = plain if old is None else top(costs, old, shape.gpus)
+    layer = Layer(label, slots, parts, mean / after, mean / low, mean / plain,
+                  None if old is None else mean / before, fetched)  # fmt: skip
+    return _Made(layer, after, before)
 
 
-def _saved(
-    steps: Sequence[np.ndarray], placed: Sequence[np.ndarray], shape: Shape, options: Options,
-    parts: Sequence[np.ndarray | None],
-) -> float:  # fmt: skip
-    """1 - the sum of the busiest GPU's load over layers, planned over before; layers run one by one."""
-    after = before = 0.0
-    now = _in_force(shape, options, len(steps))
-    for tokens, slots, part, old in zip(steps, placed, parts, now, strict=True):
-        after += _tops(tokens, slots, shape, options, part)
-        before += _tops(tokens, trivial(shape) if old is None else old, shape, options)
-    return 1 - after / before if before > 0 else 0.0
+def _saved(tops: Sequence[tuple[float, float]]) -> float:
+    """1 - the busiest GPU's load after over before, summed over layers: they run one by one."""
+    before = sum(b for _, b in tops)
+    return 1 - sum(a for a, _ in tops) / before if before > 0 else 0.0
 
 
 def _later(first: Traffic, second: Traffic, shape: Shape, options: Options, tools: Tools) -> Later | None:
     now = _in_force(shape, options, len(first.layers))
-    scores, plain, news, placed, parts = [], [], [], [], []
+    scores, plain, tops = [], [], []
     for y in range(len(first.layers)):
-        seen, new = first.steps(y), second.steps(y)
-        if seen.sum() <= 0 or new.sum() <= 0:
+        seen, new = (_costs(half, y, shape, options) for half in (first, second))
+        mean = floor(new, shape.gpus)
+        if mean <= 0 or floor(seen, shape.gpus) <= 0:
             continue
-        slots = _place(seen, shape, options, tools, now[y])
-        part = split(seen.sum(axis=0), slots, shape.gpus) if options.unequal else None
-        mean = floor(_costs(new, shape.most, options), shape.gpus)
-        scores.append(mean / _tops(new, slots, shape, options, part))
-        plain.append(mean / _tops(new, trivial(shape), shape, options))
-        news.append(new)
-        placed.append(slots)
-        parts.append(part)
+        slots, old = _place(seen, shape, options, tools, now[y]), now[y]
+        parts = split(seen[:, 0], slots, shape.gpus) if options.unequal else None
+        after = _carried(new, slots, shape.gpus, parts)
+        start = top(new, trivial(shape), shape.gpus)
+        scores.append(mean / after)
+        plain.append(mean / start)
+        tops.append((after, start if old is None else top(new, old, shape.gpus)))
     if not scores:
         return None
-    current = options.current
-    if current is not None:
-        kept = [y for y in range(len(first.layers)) if first.steps(y).sum() > 0 and second.steps(y).sum() > 0]
-        options = replace(options, current=current[kept])
-    saved = _saved(news, placed, shape, options, parts)
-    return Later(float(np.mean(scores)), float(np.mean(plain)), saved, first.ordered and second.ordered)
+    means = float(np.mean(scores)), float(np.mean(plain))
+    return Later(*means, _saved(tops), first.ordered and second.ordered)

@@ -50,7 +50,8 @@ class Traffic:
 
     def steps(self, layer: int) -> np.ndarray:
         """[steps, experts] of the layer at an index, all files one after another."""
-        return np.concatenate([cube[:, layer] for cube in self.cubes])
+        parts = [cube[:, layer] for cube in self.cubes]
+        return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def halves(self) -> tuple[Traffic, Traffic] | None:
         """The first and the second half of each file's steps; None where a file has one step."""
