@@ -261,7 +261,7 @@ def test_the_memory_map_has_a_row_for_each_segment_and_says_what_it_leaves_out(s
     assert len(drawn["runs"]) == len(sample["memory_map"][0]["runs"])
     words = Page(html).words
     assert "thinned: the 12 largest of 611 segments, 5.25 GiB of 72.30 GiB" in words
-    assert "thinned: of 4,021 blocks, neighbours below 64.0 KiB are drawn as one" in words
+    assert "thinned: of 4,021 blocks, those below 64.0 KiB are drawn sorted by state within as many bytes" in words
     assert "0x7f0100000000 large / default 512.0 MiB 76.0 MiB 436.0 MiB 436.0 MiB 256.0 MiB 2 layers/moe.py:88 dispatch" in words
 
 

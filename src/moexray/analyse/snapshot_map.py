@@ -34,10 +34,10 @@ class MemoryMap:
         site_bytes: Live bytes of each of them.
         run_segment: Position in `segments` of each run.
         run_bytes: Its bytes, in address order within the segment.
-        run_kind: Its kind, that of most bytes where several blocks are drawn as one.
+        run_kind: Its kind.
         run_site: Position in `sites`; -1 for free ones, others, and several together.
         blocks: Blocks in the segments drawn.
-        merged_below: Runs below this size are drawn with their neighbours within as many bytes; 0 for none.
+        merged_below: Within as many bytes, smaller runs are sorted by kind and joined; 0 for none.
         held_by: For each segment drawn the call site of its largest live block, "" for none.
     """
 
@@ -109,24 +109,22 @@ def _changes(*columns: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 
 def _joined(runs: Runs, fresh: NDArray[np.bool_]) -> Runs:
-    """Runs from one `fresh` mark to the next as one: the kind of most bytes, the site if all agree."""
+    """Runs of one kind from one `fresh` mark to the next as one; the site if all agree."""
     segment, size, kind, site = runs
     first = np.flatnonzero(fresh)
     if not len(first):
         return runs
-    group = np.cumsum(fresh) - 1
-    held = np.bincount(group * len(KINDS) + kind, weights=size, minlength=len(first) * len(KINDS))
-    most = held.reshape(len(first), len(KINDS)).argmax(1)
     agree = np.minimum.reduceat(site, first) == np.maximum.reduceat(site, first)
-    return segment[first], np.add.reduceat(size, first), most, np.where(agree, site[first], -1)
+    return segment[first], np.add.reduceat(size, first), kind[first], np.where(agree, site[first], -1)
 
 
 def _thinned(runs: Runs) -> tuple[Runs, int]:
-    """Runs below a size as one with their neighbours in the same cell of that size, and the size (0: none).
+    """Runs below a size with their neighbours of the same cell of that size, and the size (0: none).
 
-    The size is the smallest that leaves at most MOST_RUNS, from a pixel's worth on in steps of two.
+    A cell keeps the bytes of each kind, not their order. The size is the smallest that leaves at most
+    MOST_RUNS, from a pixel's worth on in steps of two.
     """
-    segment, size = runs[:2]
+    segment, size, kind, _ = runs
     if len(size) <= MOST_RUNS:
         return runs, 0
     start = np.cumsum(size) - size
@@ -135,8 +133,11 @@ def _thinned(runs: Runs) -> tuple[Runs, int]:
         small, place = size < cell, start // cell
         fresh = np.ones(len(size), dtype=bool)
         fresh[1:] = ~(small[1:] & small[:-1]) | (place[1:] != place[:-1]) | (segment[1:] != segment[:-1])
-        if fresh.sum() <= MOST_RUNS or cell > size.sum():
-            return _joined(runs, fresh), cell
+        key = np.cumsum(fresh) * len(KINDS) + kind
+        if len(np.unique(key)) <= MOST_RUNS or cell > size.sum():
+            order = np.argsort(key, kind="stable")
+            rows = [column[order] for column in runs]
+            return _joined((rows[0], rows[1], rows[2], rows[3]), _changes(key[order])), cell
         cell *= 2
 
 

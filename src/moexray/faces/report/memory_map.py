@@ -94,8 +94,8 @@ def _note(fields: Fields, segments: Sequence[Fields]) -> str:
     if cut:
         blocks = human(number(fields.get("blocks")), "count")
         notes.append(
-            f"thinned: of {blocks} blocks, neighbours below {human(cut, 'bytes')} are drawn as one, in the"
-            " colour of most of their bytes"
+            f"thinned: of {blocks} blocks, those below {human(cut, 'bytes')} are drawn sorted by state within"
+            " as many bytes; areas stay true"
         )
     text = "; ".join(note for note in notes if note)
     return f"{text}." if text else ""
