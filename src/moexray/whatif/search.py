@@ -39,7 +39,7 @@ BUSY = 4  # size classes whose rounding is tried one by one
 BUDGET = 60_000_000
 FIT_RUNS = 10  # replays that find one smallest capacity
 FITTED = 8  # best trials whose smallest capacity is searched in any case
-SIMILAR = 100  # 1/100 of the live peak is no difference between settings
+PRICE = 100  # an option must save 1/100 of the live peak
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,23 +245,18 @@ def _busy(cases: Sequence[Case]) -> list[int]:
 
 
 def ranked(recorded: Trial, trials: Iterable[Trial], *, fresh: bool) -> list[Trial]:
-    """Best first: failures, retries (each stops the device), memory, then simplicity.
+    """Best first: failures, retries (each stops the device), then memory.
 
-    Memory that differs by less than 1 % of the live peak is the same; a setting with fewer options
-    then wins, see docs/decisions/020.
+    Each option has to earn its place: it counts as 1 % of the live peak, see docs/decisions/020.
     """
-    todo = list(trials)
-    live = sum(o.peak_allocated for o in recorded.view(fresh=fresh))
-    step = max(live // SIMILAR, 1)
-    needs = [_need(t, fresh=fresh) for t in todo]
-    least = min(needs, default=0)
+    step = sum(o.peak_allocated for o in recorded.view(fresh=fresh)) // PRICE
 
-    def key(pair: tuple[Trial, int]) -> tuple[int, ...]:
-        trial, need = pair
+    def key(trial: Trial) -> tuple[int, ...]:
+        cost = _need(trial, fresh=fresh) + step * _options(trial.settings)
         calls = sum(o.segment_operations for o in trial.view(fresh=fresh))
-        return (*_troubles(trial, fresh=fresh), (need - least) // step, _trust(trial.settings), need, calls)
+        return (*_troubles(trial, fresh=fresh), cost, calls)
 
-    return [trial for trial, _ in sorted(zip(todo, needs, strict=True), key=key)]
+    return sorted(trials, key=key)
 
 
 def _troubles(trial: Trial, *, fresh: bool) -> tuple[int, int]:
@@ -277,11 +272,11 @@ def _need(trial: Trial, *, fresh: bool) -> int:
     return (peak + least) // 2
 
 
-def _trust(settings: Settings | None) -> int:
+def _options(settings: Settings | None) -> int:
     """Options beyond the defaults; those that are tuned to the sizes of one history count double."""
     if settings is None:
         return 0
-    entries = len(set(settings.roundup))  # a table of sizes is tuned more than one number
     parts = conf.text(replace(settings, roundup=(0,) * 16)).split(",")
-    options = sum(1 if part.startswith("expandable") else 2 for part in parts if part)
-    return options + (2 * entries if any(settings.roundup) else 0)
+    count = sum(1 if part.startswith("expandable") else 2 for part in parts if part)
+    entries = len(set(settings.roundup))  # a table of sizes is tuned more than one number
+    return count + (2 * entries if any(settings.roundup) else 0)
