@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from moexray.analyse.requests import bench_runs
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.remedies import remedy
+from moexray.core.sizes import human_bytes
 
 if TYPE_CHECKING:
     from moexray.analyse.requests import Run1
@@ -18,7 +19,6 @@ __all__ = ["oversubscription", "tail_shapes"]
 
 QUANTITIES = ("itl", "tpot", "ttft", "e2e", "latency", "step")
 MAX_PAIRS = 20_000
-GIB = 1 << 30
 ROUNDING = 1.005  # printed sizes carry three digits
 EXPLAINED = ("jit.compile", "jit.progress", "eplb.done")  # events that make spikes of their own
 
@@ -190,7 +190,7 @@ def _over(group: list[Run1], card: float | None) -> Finding | None:
         return None
     level = f"{run.level:g}" if run.level is not None else run.name
     claim = (
-        f"At level {level} the peak of {peak / GIB:.1f} GiB passes the card's {total / GIB:.1f} GiB "
+        f"At level {level} the peak of {human_bytes(peak)} passes the card's {human_bytes(total)} "
         f"({peak / total:.2f}x): the driver spills to host memory, and speed collapses before any error."
     )
     speed = _speed(run)
@@ -217,10 +217,10 @@ def _cliff_finding(
     level = f"{bad.level:g}" if bad.level is not None else bad.name
     claim = (
         f"Throughput falls from {fast:.4g} to {slow:.4g} ({fast / slow:.1f}x) at level {level}, where the "
-        f"peak of {peak / GIB:.1f} GiB "
+        f"peak of {human_bytes(peak)} "
     )
     if total is not None:
-        passed = f"passes the card's {total / GIB:.1f} GiB ({peak / total:.2f}x)"
+        passed = f"passes the card's {human_bytes(total)} ({peak / total:.2f}x)"
         claim += f"{passed}: the driver spills to host memory."
     else:
         claim += "is larger than before; if it passes the card's memory, the driver spills to host memory."

@@ -12,6 +12,7 @@ from moexray.algorithms.placement import Shape, floor, least, place
 from moexray.algorithms.replication import token_costs
 from moexray.analyse.routing_ranks import logical_tokens
 from moexray.core.remedies import remedy
+from moexray.core.sizes import human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -87,7 +88,7 @@ def skew_remedies(ranks: Ranks, layers: Sequence[int], now: float) -> tuple[Reme
         slots = extra // count if extra else 0
         memory = f"{slots} more experts per layer and rank"
         if size:
-            memory += f", {slots * float(size) / 2**30:.2f} GiB per layer and rank"
+            memory += f", {human_bytes(slots * float(size))} per layer and rank"
         found.append(remedy(id, predicted=words, memory=memory, slots=extra))
     found.append(remedy("router-policy"))
     return tuple(found)
