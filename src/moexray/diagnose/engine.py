@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["SCHEMA", "Diagnosis", "diagnose"]
 
 SCHEMA = "moexray.diagnosis/1"
+COUPLE = "moexray.diagnose.coupling:couple"
+RETIME = "moexray.diagnose.counterfactual:add_counterfactuals"
 QUOTE_LIMIT = 2000  # characters of a quoted line that we keep
 
 
@@ -95,7 +97,11 @@ def diagnose(run: Run, limits: Limits | None = None, *, secrets: bool = False) -
         if run.present.intersection(rule.needs):
             said += _call(failures, rule.function, run, limits)
     negative = tuple(f for f in said if f.id.startswith("not:"))
-    positive = order(link(unique(f for f in said if not f.id.startswith("not:"))))
+    positive = unique(f for f in said if not f.id.startswith("not:"))
+    if "trace" in run.present:
+        positive = _call(failures, COUPLE, run, positive) or positive
+        positive = _call(failures, RETIME, run, link(positive)) or positive
+    positive = order(link(positive))
     exhibits: dict[str, list[dict[str, Any]]] = {}
     for exhibit in EXHIBITS:
         if run.present.intersection(exhibit.needs):

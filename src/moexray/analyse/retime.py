@@ -1,0 +1,187 @@
+"""Steps re-timed without a cause: P50 and P99 as they would have been.
+
+The ranks of a capture are a clockwork: between two collectives each rank works on its own (a *segment*),
+a collective begins when the last member arrives and takes its *transfer* time. Removing a cause shortens
+segments; the longest path through the graph gives the new times. What overlaps inside a segment is
+left as it was observed.
+
+Glossary: *pace* is the time from the last collective of a step to that of the next; a segment is
+*stalled* if it passes the typical one of its rank and place in the step by far.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from moexray.analyse.gaps import COMPILING
+from moexray.analyse.timeline import DRIVER, OPERATOR, PYTHON, RUNTIME, Cover
+from moexray.analyse.timeline_host import COLLECT, DEVICE_MEMORY
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from moexray.analyse.timeline import Profile
+    from moexray.analyse.timeline_comm import Collectives
+
+__all__ = ["KINDS", "Clockwork", "Times", "clockwork", "times"]
+
+KINDS = ("memory", "jit", "gc", "host")  # what a stalled rank did, as far as its trace tells
+LEAST_STEPS = 8
+STALL_SHARE = 0.1  # of the median pace: less is the unrest of a healthy run
+STALL_SPREAD = 5.0  # median deviations of the place and rank
+EXPLAINS = 0.3  # share of the excess that calls of a kind must cover
+DRAWS = 200  # of the bootstrap
+BLOCK = 4  # steps drawn together
+
+
+@dataclass(frozen=True, slots=True)
+class Clockwork:
+    """Segments and transfers in the order of the collectives. Times in ns.
+
+    Args:
+        profiles: The ranks.
+        present: [ranks, collectives].
+        segment: [ranks, collectives] work before each; 0 where a rank takes no part.
+        typical: The usual segment of that rank and place in the step.
+        stalled: Where it is passed by far.
+        kind: Index into KINDS where stalled; -1.
+        transfer: [collectives], from the last arrival to the end.
+        usual_transfer: Of that place in the step.
+        last: Index of the last collective of each step.
+    """
+
+    profiles: list[Profile]
+    present: NDArray[np.bool_]
+    segment: NDArray[np.float64]
+    typical: NDArray[np.float64]
+    stalled: NDArray[np.bool_]
+    kind: NDArray[np.int64]
+    transfer: NDArray[np.float64]
+    usual_transfer: NDArray[np.float64]
+    last: NDArray[np.int64]
+
+    def paces(
+        self, stalls: NDArray[np.bool_] | None = None, *, even: bool = False, transfers: bool = False
+    ) -> NDArray[np.float64]:
+        """[steps - 1] ns: the pace without some causes; as observed without arguments.
+
+        Args:
+            stalls: [ranks, collectives], True: this stalled segment takes its typical time.
+            even: The ranks share the work of each place evenly.
+            transfers: Transfers take their usual time.
+        """
+        calm = np.where(self.stalled, self.typical, self.segment)
+        left = np.where(self.stalled if stalls is None else self.stalled & ~stalls, self.segment - calm, 0.0)
+        if even:
+            members = np.maximum(self.present.sum(axis=0), 1)
+            calm = np.where(self.present, (calm * self.present).sum(axis=0) / members, 0.0)
+        transfer = np.minimum(self.transfer, self.usual_transfer) if transfers else self.transfer
+        return np.diff(self._ends(calm + left, transfer)[self.last])
+
+    def _ends(self, segment: NDArray[np.float64], transfer: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Longest path: the end of each collective."""
+        now = np.zeros(len(segment))
+        ends = np.zeros(segment.shape[1])
+        for k in range(segment.shape[1]):
+            here = self.present[:, k]
+            ends[k] = now[here] = (now + segment[:, k])[here].max() + transfer[k]
+        return ends
+
+    def of(self, kinds: tuple[str, ...], rank: int | None) -> NDArray[np.bool_]:
+        """Stalled segments of some kinds, of one rank or of all."""
+        wanted = np.isin(self.kind, [KINDS.index(k) for k in kinds])
+        mine = np.array([rank is None or p.rank == rank for p in self.profiles])
+        return self.stalled & wanted & mine[:, None]
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Quantiles of paces in s; low and high are the ends of the 95 % interval of the P99."""
+
+    p50_s: float
+    p99_s: float
+    low_s: float
+    high_s: float
+    mean_s: float
+
+
+def times(paces: NDArray[np.float64], seed: int = 0) -> Times:
+    """Median, P99 with its interval (bootstrap over blocks of steps) and mean."""
+    rng = np.random.default_rng(seed)
+    size = min(BLOCK, len(paces))
+    starts = np.arange(len(paces) - size + 1)
+    picked = rng.choice(starts, (DRAWS, -(-len(paces) // size)))[:, :, None] + np.arange(size)
+    tails = np.quantile(paces[picked.reshape(DRAWS, -1)], 0.99, axis=1)
+    low, high = np.quantile(tails, [0.025, 0.975])
+    return Times(
+        float(np.median(paces)) / 1e9, float(np.quantile(paces, 0.99)) / 1e9, float(low) / 1e9,
+        float(high) / 1e9, float(paces.mean()) / 1e9,
+    )  # fmt: skip
+
+
+def clockwork(c: Collectives) -> Clockwork | None:
+    """The clockwork of matched collectives; None without steps, or with too few."""
+    order = c.order
+    step = c.step[order]
+    labels, at = np.unique(step[::-1], return_index=True)
+    last = np.sort(len(step) - 1 - at[labels >= 0])
+    if len(last) < LEAST_STEPS:
+        return None
+    present = c.present[:, order]
+    start, end = c.start[:, order].astype(np.float64), c.end[:, order].astype(np.float64)
+    before = np.zeros_like(end)
+    for rank in range(len(c.profiles)):
+        mine = np.flatnonzero(present[rank])
+        before[rank, mine[1:]] = end[rank, mine[:-1]]
+        before[rank, mine[:1]] = start[rank, mine[:1]]
+    segment = np.where(present, start - before, 0.0)
+    transfer = np.where(present, end - start, np.inf).min(axis=0)
+    place = _places(step)
+    typical, unrest, usual = np.zeros_like(segment), np.zeros_like(segment), np.zeros_like(transfer)
+    for p in np.unique(place):
+        there = np.flatnonzero(place == p)
+        usual[there] = np.median(transfer[there])
+        for rank in range(len(c.profiles)):
+            mine = there[present[rank, there]]
+            if len(mine):
+                middle = np.median(segment[rank, mine])
+                typical[rank, mine] = middle
+                unrest[rank, mine] = np.median(np.abs(segment[rank, mine] - middle))
+    pace = float(np.median(np.diff(np.where(present, end, 0.0).max(axis=0)[last])))
+    excess = segment - typical
+    stalled = present & (excess > STALL_SHARE * pace) & (excess > STALL_SPREAD * unrest)
+    kind = np.full(segment.shape, -1)
+    for rank, profile in enumerate(c.profiles):
+        at = np.flatnonzero(stalled[rank])
+        kind[rank, at] = _kinds(profile, before[rank, at], start[rank, at], excess[rank, at])
+    return Clockwork(c.profiles, present, segment, typical, stalled, kind, transfer, usual, last)
+
+
+def _places(step: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Which collective of its step each is, from 0; -1 outside of steps."""
+    order = np.argsort(step, kind="stable")
+    ranked = step[order]
+    first = np.searchsorted(ranked, ranked, side="left")
+    out = np.empty(len(step), np.int64)
+    out[order] = np.arange(len(step)) - first
+    return np.where(step >= 0, out, -1)
+
+
+def _kinds(
+    profile: Profile, start: NDArray[np.float64], end: NDArray[np.float64], excess: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """What the host did in stalled segments: the first kind whose calls cover enough of the excess."""
+    rows = (
+        profile.named(DEVICE_MEMORY, RUNTIME, DRIVER),
+        profile.named(COMPILING, PYTHON, OPERATOR, RUNTIME, DRIVER),
+        profile.named(COLLECT, PYTHON, OPERATOR),
+    )
+    out = np.full(len(start), KINDS.index("host"))
+    for kind in reversed(range(len(rows))):
+        cover = Cover(profile.start[rows[kind]], profile.end[rows[kind]])
+        spent = cover.within(start.astype(np.int64), end.astype(np.int64))
+        out = np.where(spent >= EXPLAINS * excess, kind, out)
+    return out

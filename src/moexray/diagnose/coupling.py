@@ -1,0 +1,111 @@
+"""Whether the memory of the hottest rank follows its tokens: the link from routing skew to fragmentation."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from moexray.core.finding import Evidence, pairs
+from moexray.diagnose.chain import CAUSED_BY
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from moexray.analyse.routing_ranks import Ranks
+    from moexray.core.finding import Finding
+    from moexray.core.run import Batch, Run
+
+__all__ = ["couple"]
+
+MEMORY = ("mem.fragmentation", "mem.alloc_stall")  # the first one found on the rank is the link
+LEAST_BYTES = 1 << 20  # activations: requests below come from the small pool
+LEAST_ALLOCS = 10  # in a window
+LEAST_WINDOWS = 6
+FOLLOWS = 0.7  # rank correlation; six independent windows pass it by chance in 6 % of cases
+
+
+def couple(run: Run, findings: list[Finding]) -> list[Finding]:
+    """Links ep.skew to the memory fault of the same rank where the sizes asked for follow the tokens."""
+    skew = next((f for f in findings if f.id == "ep.skew" and not f.cannot_tell), None)
+    hit = next((f for id in MEMORY for f in findings if skew and f.id == id and _same_rank(f, skew)), None)
+    if skew is None or hit is None:
+        return findings
+    proof = _follows(run, hit.subject.rank)
+    if proof is None:
+        return findings
+    usual = hit.implied_by or CAUSED_BY.get(hit.id, ())
+    linked = replace(hit, implied_by=("ep.skew", *usual), evidence=(*hit.evidence, proof))
+    return [linked if f is hit else f for f in findings]
+
+
+def _same_rank(f: Finding, skew: Finding) -> bool:
+    return f.subject.rank is not None and f.subject.rank == skew.subject.rank and not f.cannot_tell
+
+
+def _follows(run: Run, rank: int | None) -> Evidence | None:
+    from moexray.analyse.routing import loads
+    from moexray.analyse.routing_ranks import ep_size, to_ranks
+    from moexray.analyse.timeline import profiles
+    from moexray.core.limits.routing import RoutingLimits
+
+    events = next((b for b in run.batches("snapshot_events") if b.attrs.get("rank") == rank), None)
+    profile = next((p for p in profiles(run) if p.rank == rank and len(p.steps)), None)
+    if events is None or profile is None or "time_ns" not in events.columns:
+        return None
+    for load in loads(run, RoutingLimits().dummy_run)[0]:
+        count, _ = ep_size(run, load)
+        ranks = to_ranks(run, load, count) if count and load.what == "routed" and load.ordered else None
+        if ranks is None or rank is None or rank >= ranks.tokens.shape[-1]:
+            continue
+        steps = profile.steps
+        tokens, sizes = _windows(events, ranks, rank, steps.label, steps.start, steps.end)
+        if len(tokens) >= LEAST_WINDOWS and (r := _correlation(tokens, sizes)) >= FOLLOWS:
+            text = pairs(
+                {
+                    "windows": len(tokens),
+                    "rank_correlation_ratio": r,
+                    "tokens_from": float(min(tokens)),
+                    "tokens_to": float(max(tokens)),
+                    "mean_request_from_bytes": float(min(sizes)),
+                    "mean_request_to_bytes": float(max(sizes)),
+                }
+            )
+            where = f"requests of rank {rank} beside its tokens in {load.source}"
+            return Evidence(events.source, where, text)
+    return None
+
+
+def _windows(
+    events: Batch, ranks: Ranks, rank: int, label: NDArray[np.int64], start: NDArray[np.int64],
+    end: NDArray[np.int64],
+) -> tuple[list[float], list[float]]:  # fmt: skip
+    """Tokens of a rank and mean size of its larger requests, window by window of the load."""
+    import numpy as np
+
+    size = np.asarray(events.columns["size_bytes"])
+    when = np.asarray(events.columns["time_ns"])
+    asked = (np.asarray(events.columns["action"]) == 0) & (size >= LEAST_BYTES)
+    tokens: list[float] = []
+    sizes: list[float] = []
+    before = -1
+    for i, step in enumerate(ranks.load.steps.tolist()):
+        mine = (label > before) & (label <= step)
+        before = step
+        if not mine.any():
+            continue
+        inside = asked & (when >= start[mine].min()) & (when < end[mine].max())
+        if int(inside.sum()) >= LEAST_ALLOCS:
+            tokens.append(float(ranks.tokens[i, :, rank].sum()))
+            sizes.append(float(size[inside].mean()))
+    return tokens, sizes
+
+
+def _correlation(a: list[float], b: list[float]) -> float:
+    """Spearman's rank correlation; 0 where one of them never changes."""
+    import numpy as np
+
+    if len(set(a)) < 2 or len(set(b)) < 2:
+        return 0.0
+    first, second = (np.argsort(np.argsort(x)) for x in (a, b))
+    return float(np.corrcoef(first, second)[0, 1])
