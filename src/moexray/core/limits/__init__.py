@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from moexray.core.limits.comm import CommLimits
 from moexray.core.limits.engine import EngineLimits
 from moexray.core.limits.gpu import GpuLimits
+from moexray.core.limits.host_memory import HostMemoryLimits
 from moexray.core.limits.memory import MemoryLimits
 from moexray.core.limits.requests import RequestLimits
 from moexray.core.limits.routing import RoutingLimits
@@ -28,3 +29,4 @@ class Limits:
     requests: RequestLimits = field(default_factory=RequestLimits)
     routing: RoutingLimits = field(default_factory=RoutingLimits)
     timeline: TimelineLimits = field(default_factory=TimelineLimits)
+    host_memory: HostMemoryLimits = field(default_factory=HostMemoryLimits)

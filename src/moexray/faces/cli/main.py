@@ -24,6 +24,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("routing", "moexray.faces.cli.routing", "Load of experts and ranks, its drift, layer by layer."),
     ("plan", "moexray.faces.cli.plan", "Where experts should lie, from recorded traffic."),
     ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
+    ("lab", "moexray.faces.cli.lab", "Make incidents on purpose."),
     ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
 )
 

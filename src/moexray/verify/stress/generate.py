@@ -40,7 +40,7 @@ SHARE_ELSEWHERE = 0.25  # requests that are not for the default stream
 SHARE_DEFERRED = 0.2  # frees of blocks that another stream still uses
 LONGEST_WAIT = 16  # requests until such a free completes
 STEERED_LIFE = 24  # steps that a block lives which steering asked for
-MARGIN = 256 * MIB  # what the device still has when the request fails
+MARGIN = 16 * MIB  # what the device still has when the request fails; less than a page of 20 MiB
 STEERED = ("prefix_cache", "engine/kv.py", 103)
 LAST = ("prefill_workspace", "engine/loop.py", 171)
 
@@ -184,10 +184,10 @@ class _Workload:
         return self.number + self.dice.randrange(1, STEERED_LIFE)
 
     def fail(self, heap: TorchHeap) -> None:
-        """Asks for more than the largest hole and than what the device has left."""
+        """Asks for a little more than the largest hole and than what the device has left."""
         holes = [n for row in heap.rows() for n, handle in row.spans if handle is None]
         heap.run_dry(MARGIN)
-        size = max([MARGIN, *holes]) + 64 * MIB
+        size = max([MARGIN, *holes]) + 2 * MIB
         self._ask(Request(size, 0, LAST), MAIN, self.number)
 
     def _home(self) -> Home:
