@@ -76,7 +76,9 @@ def same_process(before: Shot, after: Shot) -> tuple[bool, str]:
         if second.min() > first.max() and history(after).kind == "complete":
             return False, "the second history begins with nothing, after the end of the first one"
     held = [_segments(shot) for shot in (before, after)]
-    if held[0] and held[1] and not held[0] & held[1]:
+    if not held[0] or not held[1]:
+        return True, "one of them holds no segment"
+    if not held[0] & held[1]:
         return False, "no segment is in both"
     return True, "segments are in both; two runs of one program may share addresses, too"
 

@@ -105,8 +105,9 @@ def _entry(e: Mapping[str, Any]) -> str:
         keys = ("reserved_bytes", "active_bytes", "free_bytes", "stuck_bytes", "largest_free_bytes")
         cells = "".join(f"{_signed(p[k]['change']):>14}" for k in keys)
         out.append(f"{name:<30}{cells}{p['fragmentation_ratio']['change']:>+14.3f}")
-    one = f"one process: {e['same_process_why']}" if e["same_process"] else "different processes"
-    return "\n".join([*out, "", *_sites(e), *_leaks(e), "", f"taken as {one}"])
+    count = "one process" if e["same_process"] else "different processes (new and gone cannot be told)"
+    taken = f"taken as {count}: {e['same_process_why']}"
+    return "\n".join([*out, "", *_sites(e), *_leaks(e), "", taken])
 
 
 def _name(pool: Mapping[str, Any]) -> str:
@@ -132,8 +133,6 @@ def _sites(e: Mapping[str, Any]) -> list[str]:
         return ["live blocks by call site: no change"]
     grown = sorted(changed, key=lambda s: -abs(s["change_bytes"]))
     out = [f"live blocks by call site ({min(len(changed), SHOWN)} of {len(changed)} that changed):"]
-    if not e["same_process"]:
-        out.append(f"(different processes: {e['same_process_why']}; new and gone blocks cannot be told)")
     for s in grown[:SHOWN]:
         blocks = f"{s['before_blocks']:,} -> {s['after_blocks']:,} blocks"
         if s["new_blocks"] is not None:
