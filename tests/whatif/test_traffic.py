@@ -125,3 +125,13 @@ def test_no_placement_is_a_clear_error(tmp_path, text):
     with pytest.raises(Exception, match=r"placement|damaged|could be used|nothing") as why:
         current_placement(str(path), (0, 1))
     assert type(why.value).__module__ == "moexray.core.errors"
+
+
+def test_a_map_of_another_dump_is_refused():
+    physical = counts(3, 2, 6)
+    far = np.array([[0, 1, 2, 3, 0, 99]] * 2)
+    with pytest.raises(UsageError, match=r"6 slots, but the map names expert 99"):
+        traffic(run_of(a__npz=saved(global_physical_count=physical, physical_to_logical_map=far)))
+    wide = np.array([[0, 1, 2, 3, 0, 1, 2, 3]] * 2)
+    with pytest.raises(UsageError, match=r"counts of 6 physical slots, and the placement read has 8"):
+        traffic(run_of(a__npz=saved(global_physical_count=physical, physical_to_logical_map=wide)))

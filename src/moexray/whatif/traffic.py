@@ -76,7 +76,7 @@ def traffic(run: Run, experts: int | None = None) -> Traffic:
     notes = [f"{path}: {problem.text}" for path, problem in run.problems]
     notes += [f"left out: {m.text}" for m in mismatches]
     cubes: list[tuple[Load, np.ndarray]] = []
-    why = [m.text for m in mismatches]
+    why = list(notes)
     for load in found:
         tokens, reason = _logical(run, over_senders(load))
         if tokens is None:
@@ -116,7 +116,12 @@ def _logical(run: Run, load: Load) -> tuple[np.ndarray | None, str]:
         return load.tokens, ""
     ranks = to_ranks(run, load, 1)
     tokens = None if ranks is None else logical_tokens(ranks)
-    return tokens, "counts per physical slot, and no placement (physical_to_logical_map) was read"
+    if tokens is not None and tokens.shape[2] > load.tokens.shape[2]:
+        # every expert has a slot, so that a map of this dump cannot name so many
+        return None, f"{load.tokens.shape[2]} slots, but the map names expert {tokens.shape[2] - 1}"
+    others = [int(b.columns["slots"].shape[1]) for b in run.batches("placement")]
+    found = f"the placement read has {max(others)}" if others else "no placement was read"
+    return tokens, f"counts of {load.tokens.shape[2]} physical slots, and {found} (physical_to_logical_map)"
 
 
 def _clean(tokens: np.ndarray) -> tuple[np.ndarray, int]:

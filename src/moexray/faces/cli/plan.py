@@ -25,6 +25,7 @@ __all__ = ["command"]
 ENGINES = ("sglang", "vllm", "vllm-ascend", "trtllm", "eplb")
 SHOWN = 8  # layers in the text, those with most to gain first
 NOTES = 6
+NOTHING = 5e-4  # a part of the busiest GPU's load that is shown as 0.0 %
 
 
 @click.command("plan")
@@ -223,11 +224,12 @@ def _verdict(made: Plan, d: dict[str, Any]) -> list[str]:
     on = "traffic that was not planned on" if made.later else "the same traffic (there is no later half)"
     if d["moved_slots"] == 0:
         out = ["gain: none; the current placement is as good as a new one within --slack: keep it"]
-    elif best > 0:
+    elif best > NOTHING:
         out = [f"gain: at most {best:.1%} of MoE time: the busiest GPUs carry so much less than with {than},"]
         out.append(f"      on {on}")
     else:
-        out = [f"gain: none; on {on} the busiest GPUs carry {-best:.1%} more than with {than}"]
+        more = f"{-best:.1%} more than" if best < -NOTHING else "as much as"
+        out = [f"gain: none; on {on} the busiest GPUs carry {more} with {than}"]
     if d["moved_slots"] is not None:
         size = "" if d["moved_bytes"] is None else f", {human(d['moved_bytes'], 'bytes')} of weights"
         total = made.shape.slots * len(d["layers"])
