@@ -38,6 +38,7 @@ def test_the_document_is_what_is_promised(pinned):
     assert doc["self_check"]["exact"]
     assert doc["capacity_bytes"] == 900 * MIB
     assert all(set(s) >= FIGURES for s in doc["settings"])
+    assert all(s["peak_allocated_bytes"] <= s["min_capacity_bytes"] for s in doc["settings"] if not s["ooms"])
     assert set(doc["recommendation"]) >= {"conf", "reason", "blocked_by", "caveats"}
     assert doc["seconds"] > 0
 
