@@ -27,7 +27,7 @@ import numpy as np
 from moexray.algorithms.blocks import Settings
 from moexray.algorithms.simulate import ALLOC, FREE, Plan, prepare
 from moexray.core.errors import MoexrayError
-from moexray.kernels import allocator_blocks as cells
+from moexray.kernels import allocator_arena as cells
 from moexray.kernels.allocator import Arrays, arrays, simulate, simulated
 from moexray.kernels.allocator_memory import ENTRIES
 from moexray.readers.read_any import read_any

@@ -17,6 +17,7 @@ from numba import njit
 
 from moexray.algorithms.blocks import DEFAULT_POOL
 from moexray.algorithms.simulate import ALLOC, DEFER, EMPTY_CACHE, FREE, FREEABLE, TRY, Outcome
+from moexray.kernels import allocator_arena as arena
 from moexray.kernels import allocator_blocks as blocks
 from moexray.kernels import allocator_growth as growth
 from moexray.kernels import allocator_memory as memory
@@ -55,7 +56,7 @@ class Arrays:
     slots: Any
     sizes: Any
     places: Any
-    shape: blocks.Shape
+    shape: arena.Shape
 
 
 def takes(settings: Settings) -> bool:
@@ -79,7 +80,7 @@ def arrays(plan: Plan) -> Arrays | None:
     addresses, slot = np.unique(np.concatenate([start[:, _AT], steps[:, 1]]), return_inverse=True)
     sizes = np.concatenate([start[:, _BYTES], steps[:, 2], recorded[:, 1], [plan.va_bytes]])
     at = np.concatenate([start[:, _AT], recorded[:, 0]])
-    if 4 * len(pools) * len(streams) + 2 > MOST_LISTS or np.any(sizes < 0) or np.any(sizes >= MOST_BYTES):
+    if 4 * len(pools) * len(streams) + 3 > MOST_LISTS or np.any(sizes < 0) or np.any(sizes >= MOST_BYTES):
         return None
     if np.any(at < 0) or np.any(at > MOST_ADDRESS) or not all(map(_is_sound, plan.start)):
         return None
@@ -93,7 +94,7 @@ def arrays(plan: Plan) -> Arrays | None:
         slots=slot[n:].astype(np.int32),
         sizes=np.ascontiguousarray(steps[:, 2]),
         places=(steps[:, 4] * 2 * len(streams) + stream[n + 1 :]).astype(np.int32),
-        shape=blocks.Shape(len(addresses), len(pools), len(streams), plan.va_bytes, recorded[:, ::-1].T),
+        shape=arena.Shape(len(addresses), len(pools), len(streams), plan.va_bytes, recorded[:, ::-1].T),
     )
 
 
@@ -134,13 +135,13 @@ def simulate(
         plan, settings, capacity=capacity, search_after_release=search_after_release, order=order
     )
     return Outcome(
-        peak_reserved=int(m[blocks.PEAK_RESERVED]),
-        peak_allocated=int(m[blocks.PEAK_ALLOCATED]),
-        end_reserved=int(m[blocks.RESERVED]),
-        stuck=int(m[blocks.STUCK]),
-        retries=int(m[blocks.RETRIES]),
-        ooms=int(m[blocks.OOMS]),
-        segment_operations=int(m[blocks.ALLOCS] + m[blocks.FREES] + m[blocks.MAPS] + m[blocks.UNMAPS]),
+        peak_reserved=int(m[arena.PEAK_RESERVED]),
+        peak_allocated=int(m[arena.PEAK_ALLOCATED]),
+        end_reserved=int(m[arena.RESERVED]),
+        stuck=int(m[arena.STUCK]),
+        retries=int(m[arena.RETRIES]),
+        ooms=int(m[arena.OOMS]),
+        segment_operations=int(m[arena.ALLOCS] + m[arena.FREES] + m[arena.MAPS] + m[arena.UNMAPS]),
         reserved=tuple(curve.tolist()),
     )
 
@@ -154,9 +155,9 @@ def simulated(
     order: Order = "ascending",
 ) -> tuple[Any, Any]:
     """(arena, reserved bytes after each allocation) at the end of the history."""
-    m = blocks.arena(settings, plan.shape, order)
-    m[blocks.CAPACITY] = NONE if capacity is None else min(capacity, blocks.MOST)
-    m[blocks.SEARCH_AGAIN] = search_after_release
+    m = arena.new_arena(settings, plan.shape, order)
+    m[arena.CAPACITY] = NONE if capacity is None else min(capacity, arena.MOST)
+    m[arena.SEARCH_AGAIN] = search_after_release
     curve = np.empty(np.count_nonzero(plan.kinds == ALLOC), dtype=np.int64)
     return _run(m, plan.start, plan.kinds, plan.slots, plan.sizes, plan.places, curve), curve
 
@@ -167,18 +168,19 @@ def _adopt(m: Any, start: Any, i: Any, left: Any) -> Any:
     row = start[i]
     if row[_HEAD]:
         left = NONE
+        arena.keep(m, row[_AT], row[_HEAD])
         if not row[_PAGE]:
-            blocks.occupy(m, row[_AT], row[_HEAD])
+            arena.occupy(m, row[_AT], row[_HEAD])
     base = row[_AT] if left == NONE else m[left + memory.BASE]
-    of = row[_PLACE] + row[_SMALL] * m[blocks.STREAMS]
-    b = blocks.new(m, row[_AT], row[_BYTES], of, row[_STATE], base, row[_PAGE])
+    of = row[_PLACE] + row[_SMALL] * m[arena.STREAMS]
+    b = arena.new(m, row[_AT], row[_BYTES], of, row[_STATE], base, row[_PAGE])
     blocks.link(m, left, b)
     if row[_STATE] & memory.MAPPED:
-        blocks.reserve(m, row[_BYTES])
+        arena.reserve(m, row[_BYTES])
     if row[_SLOT] == NONE:
         blocks.add_free(m, b)
     else:
-        m[m[blocks.TENANTS] + row[_SLOT]] = b
+        m[m[arena.TENANTS] + row[_SLOT]] = b
         blocks.use(m, b)
     return b
 
@@ -186,7 +188,7 @@ def _adopt(m: Any, start: Any, i: Any, left: Any) -> Any:
 @njit
 def _step(m: Any, kind: Any, slot: Any, size: Any, place: Any) -> Any:
     """Any step but an allocation."""
-    tenant, ticket = m[blocks.TENANTS] + slot, m[blocks.TICKETS] + slot
+    tenant, ticket = m[arena.TENANTS] + slot, m[arena.TICKETS] + slot
     if kind == FREE and m[ticket] != NONE:
         if m[ticket] >= 0:
             blocks.complete(m, m[ticket])
@@ -206,7 +208,7 @@ def _step(m: Any, kind: Any, slot: Any, size: Any, place: Any) -> Any:
     elif kind == EMPTY_CACHE:
         growth.release_cached(m)
     elif kind == FREEABLE:
-        m[m[blocks.FREEABLE] + place // (2 * m[blocks.STREAMS])] = 1
+        m[m[arena.FREEABLE] + place // (2 * m[arena.STREAMS])] = 1
 
 
 def _compiled(stamp: int) -> Any:
@@ -214,7 +216,7 @@ def _compiled(stamp: int) -> Any:
     def run(m: Any, start: Any, kinds: Any, slots: Any, sizes: Any, places: Any, curve: Any) -> Any:
         """The arena at the end; it may have moved. Fills `curve`."""
         p = memory.pointer(m)
-        p[blocks.STUCK] = stamp
+        p[arena.STUCK] = stamp
         memory.open_index(p)
         left = NONE
         allocs = 0
@@ -228,12 +230,12 @@ def _compiled(stamp: int) -> Any:
                 left = _adopt(p, start, held + i, left)
             elif kinds[i] == ALLOC:
                 b = growth.malloc(p, sizes[i], places[i])
-                p[p[blocks.TENANTS] + slots[i]] = b
-                curve[allocs] = p[blocks.RESERVED]
+                p[p[arena.TENANTS] + slots[i]] = b
+                curve[allocs] = p[arena.RESERVED]
                 allocs += 1
             else:
                 _step(p, kinds[i], slots[i], sizes[i], places[i])
-        p[blocks.STUCK] = growth.stuck(p)
+        p[arena.STUCK] = growth.stuck(p)
         return m
 
     return run
@@ -241,5 +243,5 @@ def _compiled(stamp: int) -> Any:
 
 # Numba keeps the compiled loop on disk and does not see changes in other files than this one: the stamp,
 # a variable of the closure, makes it look again.
-_SOURCES = (memory.__file__, blocks.__file__, growth.__file__)
+_SOURCES = (memory.__file__, arena.__file__, blocks.__file__, growth.__file__)
 _run = _compiled(zlib.crc32(b"".join(Path(source).read_bytes() for source in _SOURCES)))

@@ -1,27 +1,38 @@
-"""Blocks, the device and the search for a free block, compiled: see algorithms/allocator.py and device.py.
+"""Blocks and the search for a free one, compiled: see algorithms/allocator.py and expandable.py.
 
-The arena `m` begins with the cells named here; for its rows and its index see
-kernels/allocator_memory.py. A request knows its *place* (private pool and stream); place and kind of pool
-(large, small) together are its *list*. Lists of one pool and kind follow each other in order of their
-streams and form a *group*, which counts its searches. Behind the lists of free blocks stand as many lists of
-holes, one of deferred frees and one of the segments that the device gave.
+Words and cells: kernels/allocator_memory.py and allocator_arena.py.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import frexp
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 from numba import njit
 
-from moexray.algorithms.device import ABOVE, BELOW, SPACE
+from moexray.kernels.allocator_arena import (
+    ALLOCATED,
+    DONE,
+    GROUPS,
+    GROWS,
+    LARGE,
+    LISTS,
+    MAX_SPLIT,
+    MIB,
+    NON_SPLIT,
+    PEAK_ALLOCATED,
+    PENDING,
+    ROUNDS_UP,
+    ROUNDUP,
+    STREAMS,
+    TICKETS,
+    _other,
+    new,
+)
 from moexray.kernels.allocator_memory import (
     ADDRESS,
     BASE,
     BORN,
-    CELLS,
     HANDLES,
     HOME,
     KEY_BITS,
@@ -34,156 +45,18 @@ from moexray.kernels.allocator_memory import (
     PREV,
     SIZE,
     STATE,
-    TOP,
     USED,
     add,
-    before,
     first_at,
     following,
-    new_row,
     recycle,
     remove,
 )
 
-if TYPE_CHECKING:
-    from moexray.algorithms.blocks import Settings
-
-__all__ = ["Shape", "arena"]
-
-MIB = 1 << 20
-MOST = 1 << 62  # stands for every larger number
-
-# Cells: counters (see algorithms.counters), settings (NONE is not set), the device, the plan.
-(
-    RESERVED, ALLOCATED, PEAK_RESERVED, PEAK_ALLOCATED, RETRIES, OOMS, ALLOCS, FREES, MAPS, UNMAPS, STUCK,
-    MAX_SPLIT, NON_SPLIT, ROUNDS_UP, COLLECT_ABOVE, LIMIT, GROWS, LARGE, THROWS, SEARCH_AGAIN,
-    CAPACITY, DEVICE_USED, DOWN, NEXT_ADDRESS, NEXT_SPACE, VA_BYTES, TRACKED, PLACES, PLACE_COUNT,
-    STREAMS, LISTS, POOLS, FREEABLE, TENANTS, TICKETS,
-) = range(CELLS, CELLS + 35)  # fmt: skip
-ROUNDUP = CELLS + 35
-GROUPS = ROUNDUP + 16  # where each list's count of searches stands
-DONE = -2  # a ticket: everything waited for it
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """What an arena has to hold.
-
-    Args:
-        slots, pools, streams: How many there are.
-        va_bytes: See algorithms.simulate.Plan.
-        recorded: (2, segments) of int64: sizes and addresses, by size, then as recorded.
-    """
-
-    slots: int
-    pools: int
-    streams: int
-    va_bytes: int
-    recorded: Any
-
-
-def arena(settings: Settings, shape: Shape, order: str) -> Any:
-    """An arena with the settings, no block and an endless device."""
-    lists, places = 2 * shape.pools * shape.streams, shape.recorded.shape[1]
-    counts = GROUPS + lists
-    freeable = counts + 2 * shape.pools
-    tenants = freeable + shape.pools
-    recorded = tenants + 2 * shape.slots
-    top = recorded + 2 * places
-    m = np.empty(top + (1 << 14), dtype=np.int64)
-    m[:tenants] = 0
-    m[GROUPS:counts] = counts + np.arange(lists) // shape.streams
-    m[tenants:recorded] = NONE
-    m[recorded:top] = shape.recorded.ravel()
-    for cell, value in (
-        (MAX_SPLIT, settings.max_split), (LIMIT, settings.limit), (CAPACITY, None),
-        (NON_SPLIT, settings.max_non_split_rounding), (LARGE, settings.large_segment),
-        (VA_BYTES, shape.va_bytes), (GROWS, settings.expandable), (THROWS, settings.throw_on_oom),
-        (ROUNDS_UP, any(settings.roundup)),
-        (DOWN, order == "descending"), (TRACKED, order == "recorded"), (NEXT_SPACE, SPACE),
-        (NEXT_ADDRESS, BELOW if order == "descending" else ABOVE), (PLACES, recorded), (PLACE_COUNT, places),
-        (STREAMS, shape.streams), (LISTS, lists), (POOLS, shape.pools), (FREEABLE, freeable),
-        (TENANTS, tenants), (TICKETS, tenants + shape.slots), (TOP, top),
-        *((ROUNDUP + i, divisions) for i, divisions in enumerate(settings.roundup)),
-    ):  # fmt: skip
-        m[cell] = NONE if value is None else min(value, MOST)
-    m[COLLECT_ABOVE] = NONE
-    if settings.gc_threshold and settings.limit is not None:
-        m[COLLECT_ABOVE] = min(int(settings.gc_threshold * settings.limit), MOST)
-    return m
-
-
-# ---- counters and the device
-
-
-@njit
-def reserve(m: Any, size: Any) -> Any:
-    """Counts bytes taken from (or, negative, given back to) the device."""
-    m[DEVICE_USED] += size
-    m[RESERVED] += size
-    m[PEAK_RESERVED] = max(m[PEAK_RESERVED], m[RESERVED])
-
-
-@njit
-def device_has(m: Any, size: Any) -> Any:
-    """Whether the device can give so much more."""
-    return m[CAPACITY] < 0 or m[DEVICE_USED] + size <= m[CAPACITY]
-
-
-@njit
-def _taken(m: Any) -> Any:
-    """The key under which given segments stand; the one below is that of deferred frees."""
-    return (2 * m[LISTS] + 1) << KEY_BITS
-
-
-@njit
-def occupy(m: Any, address: Any, size: Any) -> Any:
-    """Notes where a segment lies, if the order of addresses asks for it."""
-    if m[TRACKED]:
-        add(m, new(m, address, size, 0, USED, address, 0), _taken(m))
-
-
-@njit
-def leave(m: Any, address: Any) -> Any:
-    """Forgets a segment."""
-    if m[TRACKED]:
-        row = before(m, _taken(m), address + 1)
-        if row != NONE and m[row + ADDRESS] == address:
-            remove(m, row)
-            recycle(m, row)
-
-
-@njit
-def _recorded_place(m: Any, size: Any) -> Any:
-    """Where the recording had a segment of this size and nothing lies now, or NONE."""
-    sizes, low, count = m[PLACES], 0, m[PLACE_COUNT]
-    while low < count:
-        half = (low + count) >> 1
-        if m[sizes + half] < size:
-            low = half + 1
-        else:
-            count = half
-    while low < m[PLACE_COUNT] and m[sizes + low] == size:
-        address = m[sizes + m[PLACE_COUNT] + low]
-        last = before(m, _taken(m), address + size)
-        if last == NONE or m[last + ADDRESS] + m[last + SIZE] <= address:
-            return address
-        low += 1
-    return NONE
-
-
-@njit
-def device_address(m: Any, size: Any) -> Any:
-    """Address of a new segment."""
-    address = _recorded_place(m, size) if m[TRACKED] else NONE
-    if address == NONE and m[DOWN]:
-        m[NEXT_ADDRESS] -= size
-        address = m[NEXT_ADDRESS]
-    elif address == NONE:
-        address = m[NEXT_ADDRESS]
-        m[NEXT_ADDRESS] += size
-    occupy(m, address, size)
-    return address
+__all__ = [
+    "add_free", "complete", "defer", "find", "free", "is_small", "link", "merge", "part", "round_up",
+    "segment_bytes", "take", "use",
+]  # fmt: skip
 
 
 # ---- sizes
@@ -232,16 +105,6 @@ def link(m: Any, left: Any, right: Any) -> Any:
         m[left + NEXT] = right
     if right != NONE:
         m[right + PREV] = left
-
-
-@njit
-def new(m: Any, address: Any, size: Any, of: Any, state: Any, base: Any, page: Any) -> Any:
-    """A block without neighbours, not in the index."""
-    b = new_row(m)
-    m[b + ADDRESS], m[b + SIZE], m[b + LIST], m[b + STATE] = address, size, of, state
-    m[b + BASE], m[b + PAGE] = base, page
-    m[b + PREV] = m[b + NEXT] = m[b + HOME] = m[b + BORN] = NONE
-    return b
 
 
 @njit
@@ -315,7 +178,7 @@ def defer(m: Any, b: Any, slot: Any) -> Any:
         m[earlier + BORN] = NONE
     m[m[TICKETS] + slot] = b
     m[b + BORN] = slot
-    add(m, b, (2 * m[LISTS]) << KEY_BITS)
+    add(m, b, _other(m, PENDING))
 
 
 @njit

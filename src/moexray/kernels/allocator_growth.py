@@ -1,6 +1,6 @@
 """How the compiled allocator grows and gives back: see algorithms/allocator.py and expandable.py.
 
-Words and cells: kernels/allocator_memory.py and allocator_blocks.py.
+Words and cells: kernels/allocator_memory.py and allocator_arena.py.
 """
 
 from __future__ import annotations
@@ -9,10 +9,9 @@ from typing import Any
 
 from numba import njit
 
-from moexray.kernels.allocator_blocks import (
+from moexray.kernels.allocator_arena import (
     ALLOCS,
     COLLECT_ABOVE,
-    DOWN,
     FREEABLE,
     FREES,
     GROUPS,
@@ -33,18 +32,21 @@ from moexray.kernels.allocator_blocks import (
     THROWS,
     UNMAPS,
     VA_BYTES,
-    add_free,
-    complete,
     device_address,
     device_has,
+    fresh,
+    leave,
+    new,
+    reserve,
+)
+from moexray.kernels.allocator_blocks import (
+    add_free,
+    complete,
     find,
     is_small,
-    leave,
     link,
     merge,
-    new,
     part,
-    reserve,
     round_up,
     segment_bytes,
     take,
@@ -162,8 +164,7 @@ def _growth(m: Any, size: Any, of: Any) -> Any:
 def _open_segment(m: Any, of: Any) -> Any:
     page = 2 * MIB if is_small(m, of) else m[LARGE]
     size = (m[VA_BYTES] + page - 1) // page * page
-    start = m[NEXT_SPACE] - size if m[DOWN] else m[NEXT_SPACE]
-    m[NEXT_SPACE] = start if m[DOWN] else start + size
+    start = fresh(m, NEXT_SPACE, size)
     hole = new(m, start, size, of, 0, start, page)
     add_free(m, hole)
     return hole
@@ -171,6 +172,8 @@ def _open_segment(m: Any, of: Any) -> Any:
 
 @njit
 def _expand(m: Any, size: Any, of: Any) -> Any:
+    if size > m[VA_BYTES]:
+        return NONE
     b = _growth(m, size, of)
     if b == NONE:
         b = _open_segment(m, of)
@@ -253,7 +256,7 @@ def _drop(m: Any, b: Any) -> Any:
     remove(m, b)
     m[FREES] += 1
     reserve(m, -m[b + SIZE])
-    leave(m, m[b + ADDRESS])
+    leave(m, m[b + ADDRESS], m[b + SIZE])
     recycle(m, b)
 
 

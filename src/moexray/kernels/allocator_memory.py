@@ -10,8 +10,8 @@ The *index* holds blocks ordered by (key, address), `key = list << KEY_BITS | si
 WIDTH entries, padded with LAST. The *table* lists the buckets in order, each with a separator: a pair
 not above its first entry and above all entries before it. To seek is to halve the table and to count
 within one bucket, so that the cost hardly grows with the number of blocks. Free blocks stand in the list of
-their pool and stream; holes, deferred frees and segments that were given out in lists of their own,
-with size 0.
+their pool and stream; what else needs an order (see kernels/allocator_blocks.py) in lists of its own, with
+size 0.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ __all__ = [
 NONE = -1
 KEY_BITS = 43  # a block is smaller than 8 TiB
 LAST = np.iinfo(np.int64).max
+LEAST = np.iinfo(np.int64).min  # a simulation's own addresses may pass zero
 
 # Cells of a block. HOME is its bucket while it stands in the index, else NONE; BASE the address of its
 # segment and PAGE its page, 0 if it is not expandable; BORN the count of searches when it became free.
@@ -88,7 +89,7 @@ def open_index(m: Any) -> Any:
     m[TOP] = top + 3 * 16
     bucket = _new_bucket(m)
     m[top] = bucket
-    m[top + 16] = m[top + 32] = -1
+    m[top + 16] = m[top + 32] = LEAST
 
 
 @njit
@@ -143,7 +144,7 @@ def _seek(m: Any, key: Any, address: Any) -> Any:
 @njit
 def first_at(m: Any, key: Any) -> Any:
     """(bucket, place) of the first entry not below `key`; the bucket is NONE behind the last."""
-    bucket = m[m[TABLE] + _seek(m, key, -1)]
+    bucket = m[m[TABLE] + _seek(m, key, LEAST)]
     place = 0
     for i in range(WIDTH):
         place += m[bucket + KEYS + i] < key
@@ -252,7 +253,7 @@ def _close(m: Any, at: Any) -> Any:
     for part in range(3):
         for i in range(table + part * capacity + at, table + part * capacity + m[TABLE_COUNT]):
             m[i] = m[i + 1]
-    m[table + capacity] = m[table + 2 * capacity] = -1
+    m[table + capacity] = m[table + 2 * capacity] = LEAST
     m[bucket] = m[FREE_BUCKETS]
     m[FREE_BUCKETS] = bucket
 
