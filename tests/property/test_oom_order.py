@@ -4,7 +4,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moexray.core.limits.memory import MemoryLimits
-from moexray.diagnose.oom_numbers import Around, Figures, decide
+from moexray.diagnose.memory.oom_numbers import Around, Figures, decide
 
 MIB, GIB = 1 << 20, 1 << 30
 LIMITS = MemoryLimits()

@@ -13,7 +13,7 @@ from moexray.analyse.routing import config, loads, over_senders
 from moexray.analyse.routing_ranks import to_ranks
 from moexray.core.errors import UsageError
 from moexray.core.limits.routing import RoutingLimits
-from moexray.diagnose.routing_plan import logical_tokens
+from moexray.diagnose.routing.plan import logical_tokens
 from moexray.readers.read_any import read_any
 
 if TYPE_CHECKING:

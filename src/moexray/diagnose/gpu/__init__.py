@@ -1,0 +1,3 @@
+"""Devices as the driver shows them."""
+
+__all__: list[str] = []

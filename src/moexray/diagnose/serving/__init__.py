@@ -1,0 +1,3 @@
+"""Requests: queues, preemption, progress, from scrapes and logs."""
+
+__all__: list[str] = []

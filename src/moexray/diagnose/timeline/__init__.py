@@ -1,0 +1,3 @@
+"""Traces: stalls of the host, waits at collectives."""
+
+__all__: list[str] = []
