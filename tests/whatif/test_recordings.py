@@ -4,6 +4,7 @@ from made_histories import Heap, growing, pinned
 from moexray.algorithms.blocks import Settings
 from moexray.readers.read_any import read_any
 from moexray.whatif import recordings as module
+from moexray.whatif.allocator import Use, study
 from moexray.whatif.cases import Memory, prepare_cases
 from moexray.whatif.recordings import collect, logged_capacity, total_memory
 from moexray.whatif.search import measured
@@ -116,6 +117,22 @@ def test_the_memory_that_others_took_before_the_failure_is_not_counted(tmp_path)
     [recording], _ = collected(tmp_path, later)
     [case], _ = prepare_cases([recording])
     assert case.capacity == 572 * MIB
+
+
+def test_failures_that_the_recording_did_not_have_are_told(tmp_path):
+    """505 MiB beside a pinned segment of 512 fitted once; others then took memory, and 100 beside 500 failed."""
+    heap = Heap(1100)
+    heap.give(heap.take(512))
+    pin = heap.take(12)
+    heap.give(heap.take(505))
+    heap.give(pin)
+    heap.allocator.release_cached()
+    heap.take(500)
+    heap.device.capacity = 530 * MIB
+    assert heap.take(100) is None
+    found = study(read_any([write(tmp_path / "a.pickle", heap.document())]), Memory(), Use())
+    assert found.recorded.outcomes[0].ooms == 2
+    assert any("may be spurious" in c for c in found.advice.caveats)
 
 
 def test_the_capacity_of_a_log_is_used_where_the_history_shows_none(tmp_path):

@@ -130,7 +130,7 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
     if advice.peaks is not None and advice.peaks[1] > advice.peaks[0] * (1 + LEAST_GAIN / 2):
         low, high = (human_bytes(n) for n in advice.peaks)
         advice = replace(advice, caveats=(f"by the order of addresses the reserved peak is {low} to {high}",))
-    more = caveats(cases, fresh=advice.fresh, cut=cut, capacity_given=memory.capacity is not None)
+    more = caveats(cases, recorded, fresh=advice.fresh, cut=cut, capacity_given=memory.capacity is not None)
     if advice.trial is not None:
         more = [*of_setting(cases, advice.trial, launch_known=launch_known(run, found, use)), *more]
     return Study(

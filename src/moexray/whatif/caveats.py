@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moexray.algorithms import conf
+from moexray.algorithms.replay import Action
 from moexray.core.sizes import human_bytes
 from moexray.whatif.profiles import CANNOT_KNOW
 
@@ -21,11 +22,14 @@ __all__ = ["caveats", "of_setting"]
 SINCE = {"expandable_segments": "2.1", "large_segment_size_mb": "2.11", "max_non_split_rounding_mb": "2.6"}
 
 
-def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bool) -> list[str]:
+def caveats(
+    cases: Sequence[Case], recorded: Trial, *, fresh: bool, cut: bool, capacity_given: bool
+) -> list[str]:
     """What holds for the whole experiment.
 
     Args:
         cases: What was replayed.
+        recorded: The recorded settings.
         fresh: The restarted replay decides, see whatif/search.py.
         cut: The search ended early.
         capacity_given: The user stated the capacity.
@@ -49,6 +53,12 @@ def caveats(cases: Sequence[Case], *, fresh: bool, cut: bool, capacity_given: bo
             f"the capacity of {human_bytes(max(sizes))} is inferred from a request that failed "
             "(recorded, or in a log); --capacity states it"
         )
+        real = sum(e.action == Action.OOM for c in cases for e in c.recording.history.events)
+        if (here := sum(o.ooms for o in recorded.outcomes)) > real:
+            out.append(
+                f"{here} requests fail with the recorded settings here, {real} did in the recording: the "
+                "device had more memory earlier, so failures before the last one may be spurious"
+            )
     if any(s.pool != (0, 0) for c in cases for s in c.recording.history.segments):
         out.append(
             "private pools (CUDA graphs, MemPool) are in use; a MemPool with an allocator of its own does "
