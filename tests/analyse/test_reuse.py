@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from memory_log_samples import KIB, alloc, free, tensors_of, two_experts
+from moexray.analyse import reuse
 from moexray.analyse.reuse import plans
 from moexray.analyse.tensors import Tensors
 from moexray.core.scopes import SCOPES
@@ -139,6 +140,17 @@ def test_orders_that_would_take_too_long_are_left_out(tmp_path, monkeypatch):
     assert by_name(one)["interval packing"].how.endswith("in the order of time (too many tensors for other orders)")
     monkeypatch.setattr("moexray.analyse.reuse.MOST_MEETINGS", 3)
     assert by_name(one)["interval packing"].how.endswith("in the order of time")
+
+
+def test_of_too_many_tensors_those_that_stay_are_packed_first(monkeypatch):
+    # two stay, four temporaries of which two meet: 9 + 9 + (1 + 2)
+    rows = [(1, 9, 0, 99), (2, 9, 1, 99), (3, 1, 2, 4), (3, 2, 3, 5), (3, 2, 6, 7), (3, 1, 8, 9)]
+    start, end, size = (np.array([row[i] for row in rows], np.int64) for i in (2, 3, 1))
+    monkeypatch.setattr("moexray.analyse.reuse.MOST_MEETINGS", 0)
+    assert reuse._packed(start, end, size)[0] == 21
+    monkeypatch.setattr("moexray.analyse.reuse.MOST_IN_TIME", 1)
+    taken, how = reuse._packed(start, end, size)
+    assert (taken, how.partition(" (")[0]) == (21, "what stays first, then in the order of time")
 
 
 def test_many_tensors_are_packed_by_the_compiled_twin_alike(monkeypatch):

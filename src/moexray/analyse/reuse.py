@@ -31,6 +31,7 @@ __all__ = ["Plan", "plans"]
 EXPERT = SCOPES.index("expert")
 CLASSES = (0, 1, 2, 4, 8)  # classes per doubling that are tried; 0 keeps the sizes as they are
 FEW = 500  # lives up to which the plain packing is quicker than loading the compiled one
+MOST_IN_TIME = 1_000_000_000  # pairs of lives; in the order of time a pair takes some 6 ns
 MOST_MEETINGS = 100_000_000  # pairs of lives, over all orders; a packing takes some 60 ns for each
 
 
@@ -201,9 +202,14 @@ def _packed(start: Ints, end: Ints, size: Ints) -> tuple[int, str]:
         from moexray.kernels import intervals as kernel
 
         pack, in_time = kernel.pack, kernel.pack_in_time
-    found.append((int((in_time(start, end, size) + size).max()), "in the order of time"))
+    pairs = max(meetings(start, end), 1)
+    stays = (end == end.max()) if pairs > MOST_IN_TIME else np.zeros(len(end), dtype=bool)
+    first, rest = int(size[stays].sum()), ~stays  # what stays never shares its memory
+    offset = in_time(start[rest], end[rest], size[rest])
+    taken = first + int((offset + size[rest]).max(initial=0))
+    found.append((taken, "what stays first, then in the order of time" if first else "in the order of time"))
     orders = ((-size, "largest first"), (start - end, "longest first"))
-    for order, name in orders[: MOST_MEETINGS // max(meetings(start, end), 1)]:
+    for order, name in orders[: MOST_MEETINGS // pairs]:
         offset = pack(start, end, size, np.lexsort((start, order)))
         found.append((int((offset + size).max()), name))
     if len(found) == 1:

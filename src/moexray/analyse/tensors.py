@@ -157,12 +157,16 @@ def _gone(shot: Shot, rows: Ints, one: Tensors) -> Ints:
     address = gone if one.address is None else one.address
     order = np.argsort(address, kind="stable")
     addresses = address[order]
-    for i in np.flatnonzero(is_action(events, "segment_free", "segment_unmap")).tolist():
-        low = int(events["address"][i])
-        first, last = np.searchsorted(addresses, [low, low + int(events["size_bytes"][i])])
-        inside, position = order[first:last], int(np.searchsorted(rows, i))
-        held = inside[(gone[inside] == NEVER) & (one.start[inside] < position)]
-        gone[held] = position
+    freed = np.flatnonzero(is_action(events, "segment_free", "segment_unmap"))
+    places = np.stack([events["address"][freed], events["size_bytes"][freed]], axis=1)
+    distinct, which = np.unique(places, axis=0, return_inverse=True)
+    which = which.reshape(-1)
+    when = np.split(freed[np.argsort(which, kind="stable")], np.cumsum(np.bincount(which)))
+    for (low, size), moments in zip(distinct.tolist(), when, strict=False):
+        first, last = np.searchsorted(addresses, [low, low + size])
+        inside, positions = order[first:last], np.append(np.searchsorted(rows, moments), NEVER)
+        after = positions[np.searchsorted(positions, one.start[inside], side="right")]
+        gone[inside] = np.minimum(gone[inside], after)
     return gone
 
 
