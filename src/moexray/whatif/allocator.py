@@ -80,13 +80,17 @@ class Advice:
 
 @dataclass(frozen=True, slots=True)
 class Study:
-    """All that a what-if found: cases, the recorded settings, the others (best first), the advice."""
+    """All that a what-if found: cases, the recorded settings, the others (best first), the advice.
+
+    `asked` says that the others are what the user named, in that order.
+    """
 
     cases: tuple[Case, ...]
     left_out: tuple[LeftOut, ...]
     recorded: Trial | None
     trials: tuple[Trial, ...]
     advice: Advice
+    asked: bool = False
 
 
 def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Study:
@@ -134,7 +138,12 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
     if advice.trial is not None:
         more = [*of_setting(cases, advice.trial, launch_known=launch_known(run, found, use)), *more]
     return Study(
-        tuple(cases), tuple(left), recorded, tuple(trials), replace(advice, caveats=(*advice.caveats, *more))
+        tuple(cases),
+        tuple(left),
+        recorded,
+        tuple(trials),
+        replace(advice, caveats=(*advice.caveats, *more)),
+        bool(confs),
     )
 
 

@@ -33,12 +33,13 @@ def document(study: Study, seconds: float) -> str:
     `files` has them for each device.
     """
     advice, cases = study.advice, study.cases
-    trials = study.trials
+    recorded = [] if study.recorded is None else [study.recorded]
     out = {
         "schema": "moexray.whatif.memory/1",
         "self_check": _check([*(c.check for c in cases), *(x.check for x in study.left_out)]),
         "capacity_bytes": max((c.capacity for c in cases if c.capacity is not None), default=None),
-        "settings": [_row(t) for t in ([] if study.recorded is None else [study.recorded, *trials])],
+        "recorded": next(map(_row, recorded), None),
+        "settings": [_row(t) for t in _trials(study)],
         "recommendation": {
             "conf": advice.conf,
             "line": advice.line,
@@ -56,6 +57,12 @@ def document(study: Study, seconds: float) -> str:
         "seconds": round(seconds, 3),
     }
     return json.dumps(out, indent=1)
+
+
+def _trials(study: Study) -> list[Trial]:
+    """The rows: just what was asked for, else the recorded settings and all that were tried."""
+    recorded = [] if study.recorded is None or study.asked else [study.recorded]
+    return [*recorded, *study.trials]
 
 
 def _check(checks: Sequence[Check | None]) -> dict[str, Any]:
@@ -101,7 +108,6 @@ def _figures(seen: Sequence[Outcome], fits: Sequence[int]) -> dict[str, Any]:
 
 def _file(study: Study, i: int) -> dict[str, Any]:
     case = study.cases[i]
-    trials = [] if study.recorded is None else [study.recorded, *study.trials]
     return {
         "source": case.recording.source,
         "kind": case.recording.kind,
@@ -120,7 +126,7 @@ def _file(study: Study, i: int) -> dict[str, Any]:
                 "recorded": t.settings is None,
                 **_figures(t.outcomes[i : i + 1], t.capacities[i : i + 1]),
             }
-            for t in trials
+            for t in _trials(study)
         ],
     }
 
