@@ -1,0 +1,108 @@
+"""What README tells you to type works: each command line of its shell blocks is run in a copy.
+
+A block is a shell block if it is fenced as one, or if it is indented and each of its lines starts
+with a command. Lines that install, need a GPU, or change the machine are skipped, and say so.
+Every line has to work by itself; file names that README invents are stood in for by the bundled incident.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text("utf-8")
+LIMIT_S = 120  # s for one line, on a busy machine
+
+SHELLS = ("sh", "shell", "bash", "console")
+COMMANDS = ("moexray", "make", "pip", "python", "python3", "source", "docker", "torchrun", "vllm", "nvidia-smi")
+# What a line holds -> why it is not run here.
+LEFT_OUT = {
+    r"\bmake (?!help)": "makes ./.venv from a package index",
+    r"\bpip\b|\bvenv\b|\buv\b|\bconda\b": "installs",
+    r"~/|\bsudo\b": "changes the machine",
+    r"\bvllm\b|\bsglang\b|\btorchrun\b|\bnvidia-smi\b|\bdocker\b|\bcurl\b": "needs an engine or a GPU",
+    r"\bmoexray (?:live|lab|top|watch|serve|attach)\b": "runs until stopped, or needs an engine or a GPU",
+}
+# A name that README invents -> what stands there in the copy.
+STAND_INS = {
+    "incident": "examples/incident",
+    "snapshots": "examples/incident/memory",
+    "traces": "examples/incident/traces",
+    "server.log": "examples/incident/logs/server.log",
+    "snapshot.pickle": "examples/incident/memory/snapshot_rank0.pickle.gz",
+}
+
+
+def _starts_with_a_command(line):
+    word = line.split()[0] if line.split() else ""
+    return word in COMMANDS or "/bin/" in word or shutil.which(word) is not None
+
+
+def shell_lines(text):
+    """Command lines of the shell blocks of a page: continued lines joined, prompts taken off."""
+    fenced = re.findall(r"^```(\w*)[^\n]*\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    blocks = [(kind, body.splitlines()) for kind, body in fenced if kind in SHELLS]
+    rest = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    for found in re.findall(r"(?:^|\n\n)((?: {4}[^\n]*\n)+)", rest):
+        lines = [line[4:] for line in found.splitlines()]
+        if all(_starts_with_a_command(line) for line in lines):
+            blocks.append(("sh", lines))
+    for kind, lines in blocks:
+        joined = "\n".join(lines).replace("\\\n", " ").splitlines()
+        if kind == "console":  # what the command prints stands there, too
+            joined = [line[2:] for line in joined if line.startswith("$ ")]
+        yield from (line for line in joined if line.strip() and not line.startswith("#"))
+
+
+def _case(line):
+    why = next((reason for what, reason in LEFT_OUT.items() if re.search(what, line)), "")
+    return pytest.param(line, marks=pytest.mark.skip(reason=f"{why}: {line}") if why else ())
+
+
+@pytest.fixture
+def copy(tmp_path):
+    """A folder with the examples, the invented names, and `moexray` first on the PATH."""
+    here = tmp_path / "copy"
+    shutil.copytree(ROOT / "examples", here / "examples")
+    for name, real in STAND_INS.items():
+        (shutil.copytree if (ROOT / real).is_dir() else shutil.copy)(ROOT / real, here / name)
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    (binaries / "moexray").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m moexray "$@"\n')
+    (binaries / "moexray").chmod(0o755)
+    return here, {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
+
+
+@pytest.mark.parametrize("line", [_case(line) for line in shell_lines(README)])
+def test_a_line_of_the_readme_runs(line, copy):
+    folder, environment = copy
+    done = subprocess.run(
+        ["bash", "-o", "pipefail", "-c", line],
+        cwd=folder, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False,
+    )  # fmt: skip
+    findings = "moexray diagnose" in line and done.returncode == 1  # 1: it found something
+    assert done.returncode == 0 or findings, f"exit {done.returncode}\n{done.stderr}"
+    assert "Traceback" not in done.stderr
+
+
+def test_the_readme_has_commands_that_run():
+    assert sum("moexray" in line for line in shell_lines(README)) >= 5
+
+
+def test_shell_blocks_are_told_from_output():
+    page = (
+        "text\n\n    moexray explain x   # why\n    tail -n 5 a.log | moexray diagnose -\n\n"
+        "    verdict: mem.fragmentation\n\n```sh\nmoexray a \\\n  b\n# a remark\n```\n"
+        "```console\n$ moexray c\nverdict: none\n```\n```json\n{}\n```\n"
+    )
+    assert list(shell_lines(page)) == [
+        "moexray a    b",
+        "moexray c",
+        "moexray explain x   # why",
+        "tail -n 5 a.log | moexray diagnose -",
+    ]
