@@ -46,6 +46,7 @@ SMALL_SEGMENT = 2 * MIB  # also the small pool's page of expandable segments
 LARGE_SEGMENT = 20 * MIB
 MIN_LARGE_ALLOC = 10 * MIB  # from here on a segment is the request rounded up to ROUND_LARGE
 ROUND_LARGE = 2 * MIB
+LEAST_ADDRESS = -(1 << 62)  # a simulation's own addresses may pass zero
 
 
 class ContradictionError(ValueError):
@@ -169,7 +170,8 @@ class FreeList:
         Raises:
             ContradictionError: there is one of that size at that place: the history contradicts itself.
         """
-        if block.key in self.blocks:
+        taken = block.key in self.blocks if block.mapped else (block.stream, block.address) in self.holes
+        if taken:
             raise ContradictionError(f"two blocks are free at {block.address:#x}")
         if block.mapped:
             block.born = self.searches
@@ -192,7 +194,7 @@ class FreeList:
 
     def from_size(self, stream: int, size: int) -> int:
         """Index of the first key of at least (stream, size)."""
-        return bisect_left(self.keys, (stream, size, 0))
+        return bisect_left(self.keys, (stream, size, LEAST_ADDRESS))
 
     def whole(self) -> list[Block]:
         """Free blocks that are a segment of their own, not expandable, in order."""

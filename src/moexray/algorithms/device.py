@@ -19,7 +19,7 @@ ORDERS: tuple[Order, ...] = ("ascending", "descending", "recorded")
 
 # Recorded addresses of devices lie below 2^47 (x86-64 user space), mostly near its top.
 ABOVE = 1 << 48  # fresh segments, ascending
-BELOW = 1 << 44  # fresh segments, descending
+BELOW = 1 << 46  # fresh segments, descending; they may pass zero
 SPACE = 1 << 52  # address space of expandable segments, either way
 
 
@@ -63,12 +63,17 @@ class Device:
         self._next, self._space = BELOW if self.down else ABOVE, SPACE
         self._places: dict[int, list[int]] = {}
         self._track, self._taken = order == "recorded", list[tuple[int, int]]()
-        if order == "recorded":
+        self._kept: list[tuple[int, int]] = []
+        if self._track:
             for address, size in places:
                 self._places.setdefault(size, []).append(address)
 
+    def keep(self, address: int, size: int) -> None:
+        """Gives no addresses of a range that exists from the start."""
+        insort(self._kept, (address, size))
+
     def occupy(self, address: int, size: int) -> None:
-        """Counts a segment or pages that exist from the start."""
+        """Counts a segment."""
         self.used += size
         if self._track:
             insort(self._taken, (address, size))
@@ -79,8 +84,7 @@ class Device:
             return None
         address = next((a for a in self._places.get(size, ()) if self.is_free(a, size)), None)
         if address is None:
-            address = self._next - size if self.down else self._next
-            self._next = address if self.down else address + size
+            address, self._next = self._fresh(self._next, size)
         self.occupy(address, size)
         return address
 
@@ -92,9 +96,8 @@ class Device:
 
     def reserve(self, size: int) -> int:
         """See Driver."""
-        at = self._space - size if self.down else self._space
-        self._space = at if self.down else at + size
-        return at
+        address, self._space = self._fresh(self._space, size)
+        return address
 
     def map(self, address: int, size: int) -> bool:
         """See Driver."""
@@ -111,9 +114,21 @@ class Device:
     def _fits(self, size: int) -> bool:
         return self.capacity is None or self.used + size <= self.capacity
 
+    def _fresh(self, place: int, size: int) -> tuple[int, int]:
+        """The next address from `place` on that is not kept, and the place after it."""
+        while True:
+            address = place - size if self.down else place
+            hit = _overlap(self._kept, address, size)
+            if hit is None:
+                return address, address if self.down else address + size
+            place = hit[0] if self.down else sum(hit)
+
     def is_free(self, address: int, size: int) -> bool:
         """Whether nothing given out lies there; only known for the order "recorded"."""
-        at = bisect_left(self._taken, (address, 0))
-        if at < len(self._taken) and self._taken[at][0] < address + size:
-            return False
-        return at == 0 or sum(self._taken[at - 1]) <= address
+        return _overlap(self._taken, address, size) is None
+
+
+def _overlap(ranges: list[tuple[int, int]], address: int, size: int) -> tuple[int, int] | None:
+    """A range of the sorted (address, size) that overlaps; the ranges do not overlap each other."""
+    at = bisect_left(ranges, (address + size, 0))
+    return ranges[at - 1] if at and sum(ranges[at - 1]) > address else None

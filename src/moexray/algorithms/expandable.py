@@ -100,6 +100,8 @@ def expand(a: CachingAllocator, size: int, stream: int, pool: Pool) -> Block | N
     """
     small = is_small(size)
     free = a.free_list(pool, small=small)
+    if size > a.va_bytes:
+        return None
     block = growth(free, size, stream) or open_segment(a, stream, pool, small=small)
     while not block.mapped or block.size < size:
         hole, wanted = next_step(block, size)

@@ -94,6 +94,7 @@ def load(allocator: CachingAllocator, device: Device, segments: list[SegmentStat
             at = address + size
         if at < s.address + s.size:
             parts.append((s.address + s.size - at, 0, False, False))
+        device.keep(s.address, s.size)
         if s.expandable:
             device.used += sum(size for size, _, _, mapped in parts if mapped)
         else:

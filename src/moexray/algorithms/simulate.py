@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from moexray.algorithms.blocks import Block, Pool, Settings
     from moexray.algorithms.history import Event, History, SegmentState
 
-__all__ = ["Outcome", "Plan", "prepare", "simulate", "smallest_capacity"]
+__all__ = ["Outcome", "Plan", "prepare", "simulate"]
 
 # Kinds of steps.
 ALLOC = 0
@@ -168,7 +168,7 @@ class _Maker:
         needed = max(self.grown[1], wanted) if settings.expandable else self.grown[1]
         passes = bool(self.grown[1]) and before + needed > self.most
         collects = bool(settings.gc_threshold) and settings.limit is not None and bool(self.grown[1])
-        if failed or passes or (self.grown[0] and self.frees):  # the device refused: a retry
+        if failed or (not collects and (passes or (self.grown[0] and self.frees))):  # the device refused
             refused = (before + self.grown[1] - self.frees if failed else before) + wanted
             self.below = min(refused, self.below or refused)
         elif not collects:
@@ -259,20 +259,3 @@ def simulate(
         reserved=tuple(reserved),
     )
 
-
-def smallest_capacity(plan: Plan, settings: Settings, *, step: int = 64 << 20) -> int:
-    """The least capacity, to within `step` bytes, at which no request fails.
-
-    Searched by halving between the peak of live bytes (no allocator can do with less) and the
-    peak that an endless device would see.
-    """
-    free = simulate(plan, settings)
-    start = _reserved(list(plan.start))
-    low, high = max(free.peak_allocated, start), free.peak_reserved
-    while high - low > step:
-        middle = (low + high) // 2
-        if simulate(plan, settings, capacity=middle).ooms:
-            low = middle
-        else:
-            high = middle
-    return high

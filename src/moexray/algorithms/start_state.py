@@ -62,7 +62,17 @@ def start_state(history: History) -> tuple[list[SegmentState], tuple[Ambiguous, 
     for s, runs in [*whole, *start_of_expandable(history)]:
         blocks = [b for run in runs for b in _fill(run, addresses, live, known)]
         filled.append(replace(s, blocks=tuple(blocks)))
-    return sorted(filled, key=lambda s: s.address), ambiguous
+    return _without_overlap(filled), ambiguous
+
+
+def _without_overlap(segments: list[SegmentState]) -> list[SegmentState]:
+    """In order; an address space of unknown size ends before the next segment."""
+    out = sorted(segments, key=lambda s: s.address)
+    for i, (s, following) in enumerate(pairwise(out)):
+        if s.expandable and s.address + s.size > following.address:
+            size = (following.address - s.address) // s.page * s.page
+            out[i] = replace(s, size=max(size, s.blocks[-1][0] + s.blocks[-1][1] - s.address))
+    return out
 
 
 def _check(segments: tuple[SegmentState, ...]) -> None:
