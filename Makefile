@@ -75,6 +75,7 @@ bench: $(RUN)
 	$(BIN)/python benchmarks/run.py
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/allocator.py
+	$(BIN)/python benchmarks/timeline.py
 
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \

@@ -267,7 +267,7 @@ class _Threads:
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
         self.classes = _classes(profile)
-        self.lines: dict[int, tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]] = {}
+        self.lines: dict[int, dict[int, Cover]] = {}
 
     def between(
         self, lane: NDArray[np.int64], start: NDArray[np.int64], end: NDArray[np.int64]
@@ -276,23 +276,13 @@ class _Threads:
         out = np.zeros((len(start), len(HOST)), np.int64)
         for one in np.unique(lane[(lane >= 0) & (end > start)]).tolist():
             at = np.flatnonzero((lane == one) & (end > start))
-            out[at] = self._until(one, end[at]) - self._until(one, start[at])
+            for kind, cover in self._line(one).items():
+                out[at, kind] = cover.within(start[at], end[at])
         out[:, NOTHING] = (end - start) - np.delete(out, NOTHING, axis=1).sum(axis=1)
         return out
 
-    def _until(self, lane: int, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        edges, kinds, total = self._line(lane)
-        if not len(kinds):
-            return np.zeros((len(times), len(HOST)), np.int64)
-        at = np.searchsorted(edges, times, side="right") - 1
-        inside = np.clip(at, 0, len(kinds) - 1)
-        found = total[inside].copy()
-        ahead = np.where(at < 0, 0, np.minimum(times, edges[inside + 1]) - edges[inside])
-        found[np.arange(len(times)), kinds[inside]] += ahead
-        return np.asarray(found)
-
-    def _line(self, lane: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """(edges, class of each piece, [pieces, HOST] time of each class before a piece)."""
+    def _line(self, lane: int) -> dict[int, Cover]:
+        """When each class ran on a lane."""
         if lane not in self.lines:
             from moexray.kernels.nesting import innermost
 
@@ -303,11 +293,8 @@ class _Threads:
             spread = np.isin(kinds, (JIT, GC, ALLOCATOR, SYNCHRONISE))
             edges, owner = innermost(p.start[rows], p.end[rows], spread)
             kind = np.where(owner >= 0, kinds[np.maximum(owner, 0)], NOTHING)
-            total = np.zeros((len(kind), len(HOST)), np.int64)
-            if len(kind):
-                total[np.arange(len(kind)), kind] = np.diff(edges)
-                total = np.cumsum(total, axis=0) - total
-            self.lines[lane] = edges, kind, total
+            pieces = {int(k): np.flatnonzero(kind == k) for k in np.unique(kind) if k != NOTHING}
+            self.lines[lane] = {k: Cover(edges[at], edges[at + 1]) for k, at in pieces.items()}
         return self.lines[lane]
 
 

@@ -25,6 +25,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan", "moexray.faces.cli.plan", "Where experts should lie, from recorded traffic."),
     ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
     ("lab", "moexray.faces.cli.lab", "Make incidents on purpose."),
+    ("export", "moexray.faces.cli.export", "Write what was read and found for other tools."),
     ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
 )
 

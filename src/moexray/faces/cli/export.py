@@ -1,0 +1,81 @@
+"""`moexray export`: what was read and found, in the formats of other tools."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moexray.core.errors import MoexrayError
+from moexray.faces.cli.say import say
+
+if TYPE_CHECKING:
+    from moexray.core.run import Run
+    from moexray.diagnose.engine import Diagnosis
+
+__all__ = ["command"]
+
+CHUNK = 5_000  # events encoded at once
+
+
+@click.group("export")
+def command() -> None:
+    """Write what was read and found for other tools to open."""
+
+
+@command.command("perfetto")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("-o", "--output", required=True, type=click.Path(dir_okay=False, path_type=Path),
+              help="File to write, *.json or *.json.gz.")  # fmt: skip
+@click.option("--force", is_flag=True, help="Overwrite an existing file.")
+def perfetto(paths: tuple[str, ...], output: Path, *, force: bool) -> None:
+    """One trace of all ranks in PATH on one clock, with gaps, waiting, memory and findings as tracks.
+
+    Open it at ui.perfetto.dev or in chrome://tracing.
+    """
+    from moexray.diagnose.engine import diagnose
+    from moexray.readers.read_any import read_any
+
+    if output.exists() and not force:
+        say(f"error: {output} exists\n  try:   another name, or --force", err=True)
+        sys.exit(2)
+    try:
+        run = read_any(paths)
+        if not run.present.intersection(("trace", "snapshot_events")):
+            say("error: no trace and no memory history to draw\n  try:   give traces or snapshots", err=True)
+            sys.exit(2)
+        count = _write(output, run, diagnose(run))
+    except (MoexrayError, OSError) as why:
+        say(f"error: {why}", err=True)
+        sys.exit(2)
+    say(f"{output}: {count} events")
+
+
+def _write(output: Path, run: Run, found: Diagnosis) -> int:
+    """Writes chunk by chunk, beside the target first, so that a failure leaves no half a file."""
+    import gzip
+    from functools import partial
+    from itertools import islice
+
+    import msgspec
+
+    from moexray.faces.perfetto import events
+
+    part = output.with_name(f"{output.name}.part")
+    opener: Any = partial(gzip.open, compresslevel=3) if output.suffix == ".gz" else open
+    count = 0
+    try:
+        with opener(part, "wb") as out:
+            out.write(b'{"displayTimeUnit": "ns", "traceEvents": [')
+            stream = events(run, found)
+            while chunk := list(islice(stream, CHUNK)):
+                out.write(b"" if not count else b",\n")
+                out.write(msgspec.json.encode(chunk)[1:-1])
+                count += len(chunk)
+            out.write(b"]}\n")
+        part.replace(output)
+    finally:
+        part.unlink(missing_ok=True)
+    return count
