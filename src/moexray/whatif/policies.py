@@ -9,12 +9,12 @@ statement of each policy: good for comparing them, no figure of a compiled alloc
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING, Protocol
 
 from moexray.algorithms.allocator import CachingAllocator, OutOfMemoryError
-from moexray.algorithms.blocks import MIN_BLOCK, Pool, Settings
+from moexray.algorithms.blocks import MIN_BLOCK, Pool
 from moexray.algorithms.policies import POLICIES, Scope
 from moexray.algorithms.policies.scope import CHUNK
 from moexray.algorithms.replay import Device
@@ -23,7 +23,7 @@ from moexray.algorithms.simulate import prepare
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moexray.algorithms.blocks import Block
+    from moexray.algorithms.blocks import Block, Settings
     from moexray.whatif.recordings import Recording
 
 __all__ = ["EMPTY_CACHE", "SCOPE_END", "Stream", "Trial", "compare", "names", "stream_of"]
@@ -43,7 +43,7 @@ class Stream:
     Args:
         steps: (id, size): size > 0 asks for bytes, 0 frees; id EMPTY_CACHE is an empty_cache().
         homes: (stream, pool) of each id, from 0 on.
-        settings: PyTorch's settings as recorded.
+        settings: PyTorch's settings as recorded; expandable segments are tried both ways.
         live_peak: Most bytes asked for and not yet freed: no policy can do with less.
         recorded_peak: Most bytes that were reserved in the recording; None where it shows none.
     """
@@ -250,10 +250,8 @@ def _scoped(stream: Stream, count: int) -> Stream:
 
 
 def _make(name: str, stream: Stream, capacity: int | None) -> _Allocator:
-    if name == PYTORCH:
-        return _Caching(stream.settings, capacity)
-    if name == EXPANDABLE:
-        return _Caching(Settings(expandable=True), capacity)
+    if name in (PYTORCH, EXPANDABLE):
+        return _Caching(replace(stream.settings, expandable=name == EXPANDABLE), capacity)
     if name == Scope.name:
         return Scope(capacity, MIN_BLOCK, chunk=_chunk(stream.live_peak))
     return POLICIES[name](capacity, MIN_BLOCK)
