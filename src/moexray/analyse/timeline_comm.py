@@ -171,6 +171,14 @@ class Collectives:
             found.append(Offset(rank, middle, residual, slope * 1e6, int(np.count_nonzero(both))))
         return found
 
+    def end_residual(self, columns: NDArray[np.int64]) -> float:
+        """How far the ends of a collective lie apart once the clocks are aligned, median, ns."""
+        shift = np.zeros((len(self.profiles), 1))
+        for o in self.offsets:
+            shift[o.rank] = o.offset_ns
+        ends = np.where(self.present, self.end - shift, np.nan)[:, columns]
+        return float(np.median(np.nanmax(ends, axis=0) - np.nanmin(ends, axis=0)))
+
 
 def _slope(at: NDArray[np.float64], value: NDArray[np.float64]) -> float:
     """Slope between the medians of the first and the last third; robust against outliers."""

@@ -115,6 +115,7 @@ def _late_evidence(c: Collectives, late: Late, middle: float, transfer: float) -
         "late_rank": rank,
         "lateness_ms": middle / MS,
         "transfer_ms": transfer / MS,
+        "end_residual_ms": c.end_residual(late.columns) / MS,
         "step_ms": c.step_ns / MS,
         "collectives": len(late.columns),
         "bursts": len(late.bursts) or None,
