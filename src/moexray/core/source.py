@@ -176,7 +176,7 @@ class Source:
         try:
             import deflate
 
-            out = deflate.gzip_decompress(raw, size)
+            out = bytes(deflate.gzip_decompress(raw, size))
         except Exception:  # noqa: BLE001  # any doubt: the streaming path names the damage
             return None
         # The trailer's checksum is that of the last member: it fits only if there is just one.
