@@ -80,7 +80,7 @@ def arrays(plan: Plan) -> Arrays | None:
     addresses, slot = np.unique(np.concatenate([start[:, _AT], steps[:, 1]]), return_inverse=True)
     sizes = np.concatenate([start[:, _BYTES], steps[:, 2], recorded[:, 1], [plan.va_bytes]])
     at = np.concatenate([start[:, _AT], recorded[:, 0]])
-    if 4 * len(pools) * len(streams) + 3 > MOST_LISTS or np.any(sizes < 0) or np.any(sizes >= MOST_BYTES):
+    if 4 * len(pools) * len(streams) + 2 > MOST_LISTS or np.any(sizes < 0) or np.any(sizes >= MOST_BYTES):
         return None
     if np.any(at < 0) or np.any(at > MOST_ADDRESS) or not all(map(_is_sound, plan.start)):
         return None
@@ -88,13 +88,16 @@ def arrays(plan: Plan) -> Arrays | None:
     start[:, _PLACE] = start[:, _PLACE] * 2 * len(streams) + stream[1 : n + 1]
     start[:, _SLOT] = np.where(start[:, _STATE] & memory.USED, slot[:n], NONE)
     recorded = recorded[np.argsort(recorded[:, 1], kind="stable")]
+    ranges = sorted((s.address, s.address + s.size) for s in plan.start)
+    kept = np.array(ranges, dtype=np.int64).reshape(-1, 2)
+    counts = (len(addresses), len(pools), len(streams))
     return Arrays(
         start=start,
         kinds=steps[:, 0].astype(np.int8),
         slots=slot[n:].astype(np.int32),
         sizes=np.ascontiguousarray(steps[:, 2]),
         places=(steps[:, 4] * 2 * len(streams) + stream[n + 1 :]).astype(np.int32),
-        shape=arena.Shape(len(addresses), len(pools), len(streams), plan.va_bytes, recorded[:, ::-1].T),
+        shape=arena.Shape(*counts, plan.va_bytes, recorded[:, ::-1].T, kept.T),
     )
 
 
@@ -168,7 +171,6 @@ def _adopt(m: Any, start: Any, i: Any, left: Any) -> Any:
     row = start[i]
     if row[_HEAD]:
         left = NONE
-        arena.keep(m, row[_AT], row[_HEAD])
         if not row[_PAGE]:
             arena.occupy(m, row[_AT], row[_HEAD])
     base = row[_AT] if left == NONE else m[left + memory.BASE]

@@ -26,7 +26,6 @@ from moexray.kernels.allocator_arena import (
     ROUNDUP,
     STREAMS,
     TICKETS,
-    _other,
     new,
 )
 from moexray.kernels.allocator_memory import (
@@ -178,7 +177,7 @@ def defer(m: Any, b: Any, slot: Any) -> Any:
         m[earlier + BORN] = NONE
     m[m[TICKETS] + slot] = b
     m[b + BORN] = slot
-    add(m, b, _other(m, PENDING))
+    add(m, b, (2 * m[LISTS] + PENDING) << KEY_BITS)
 
 
 @njit
