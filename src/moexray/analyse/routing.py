@@ -6,27 +6,24 @@ are set aside; counters that only grow are differenced; files of several ranks a
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moexray.analyse.routing_pages import counts_of_pages
-from moexray.core.pattern import lazy
+from moexray.core.rank_name import rank_in_name, without_rank
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from moexray.core.run import Batch, Run
 
-__all__ = ["MIN_WINDOW", "Load", "Mismatch", "config", "folder", "loads", "over_senders", "rank_of"]
+__all__ = ["MIN_WINDOW", "Load", "Mismatch", "config", "folder", "loads", "over_senders"]
 
 WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
 MAX_CELLS = 1 << 24  # of a cube of counts (128 MiB)
-_RANK = lazy(r"(?:rank|_r|_|ep|tp|dp|gpu)[_-]?(\d+)(?=\D*$)", re.IGNORECASE)
-_NAMED_RANK = lazy(r"(?:rank|ep_?|gpu)[_-]?\d+(?=\D*$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +99,7 @@ def loads(run: Run, dummy_run: int, *, windows: int = WINDOWS) -> tuple[list[Loa
     mismatches: list[Mismatch] = []
     groups: dict[tuple[Any, ...], list[Batch]] = {}
     for i, batch in enumerate(run.batches("counts")):
-        stem, named = _without_rank(batch.source)
+        stem, named = without_rank(batch.source)
         merged = bool(batch.attrs.get("sum_over_ranks")) or (named and batch.attrs["axis"] != "rank")
         key = (stem, batch.attrs["what"], batch.attrs["name"], batch.attrs.get("label"))
         groups.setdefault(key if merged else (i,), []).append(batch)
@@ -128,12 +125,6 @@ def over_senders(load: Load) -> Load:
     if not load.attrs.get("rows_are_ranks"):
         return load
     return replace(load, layers=np.array([-1]), tokens=load.tokens.sum(axis=1, keepdims=True))
-
-
-def _without_rank(source: str) -> tuple[str, bool]:
-    """A path without the number of the rank in its last part, and whether a word says it is one."""
-    head, _, name = source.rpartition("/")
-    return f"{head}/{_RANK.sub('*', name, count=1)}", bool(_NAMED_RANK.search(name.rsplit(".", 1)[0]))
 
 
 def _fitting(batches: Sequence[Batch]) -> tuple[list[Batch], Mismatch | None]:
@@ -163,7 +154,7 @@ def _one_per_rank(batches: Sequence[Batch]) -> tuple[list[Batch], Mismatch | Non
         return [batches[0]], None  # the same all-reduced counts in every file
     ranks: dict[Any, list[Batch]] = {}
     for i, b in enumerate(batches):
-        rank = b.attrs.get("rank", rank_of(b.source))
+        rank = b.attrs.get("rank", rank_in_name(b.source, bare=True))
         same = ranks.setdefault(f"file {i}" if rank is None else int(rank), [])
         if not any(np.array_equal(s.columns["tokens"], b.columns["tokens"]) for s in same):
             same.append(b)
@@ -178,12 +169,6 @@ def _one_per_rank(batches: Sequence[Batch]) -> tuple[list[Batch], Mismatch | Non
         return kept, None
     odd = tuple(b.source for same in twice.values() for b in same)
     return kept, Mismatch("input.rank_set", tuple(b.source for b in batches), odd, "; ".join(texts))
-
-
-def rank_of(source: str) -> int | None:
-    """The rank in a dump's name."""
-    m = _RANK.search(source.rpartition("/")[2].rsplit(".", 1)[0])
-    return int(m[1]) if m else None
 
 
 def _sum(batches: Sequence[Batch]) -> Load:

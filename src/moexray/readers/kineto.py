@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import ReadError
 from moexray.core.pattern import lazy
+from moexray.core.rank_name import rank_in_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,18 +21,13 @@ if TYPE_CHECKING:
     from moexray.readers.kineto_columns import Columns
     from moexray.readers.kineto_events import Document
 
-__all__ = ["from_document", "looks_like_trace", "rank_in_name", "read"]
+__all__ = ["from_document", "looks_like_trace", "read"]
 
 HUGE_BYTES = 500 << 20  # above this, raw, Chrome's and Perfetto's viewers give up; read as a stream
 STREAM_BYTES = 256 << 20  # above this the content is not held in memory at once
 PIECE = 8 << 20
 SIGNS = (b'"traceEvents"', b'"deviceProperties"')
 ARRAY = lazy(rb'\s*\[\s*\{[^{}]{0,2000}?"ph"\s*:\s*"[A-Za-z]"')
-RANK_IN_NAME = (
-    lazy(r"(?:^|[^a-z])(?:global_?)?rank[-_ .]?([0-9]{1,5})(?![0-9])", re.IGNORECASE),
-    lazy(r"(?:^|[^a-z])worker[-_ ]?([0-9]{1,5})_step", re.IGNORECASE),
-    lazy(r"[-_]TP[-_]?([0-9]{1,4})(?![0-9])(?!.*[-_]DP)"),
-)
 
 
 def looks_like_trace(head: bytes) -> bool:
@@ -241,12 +237,5 @@ def _rank(facts: dict[str, Any], source: Source) -> int | None:
     if isinstance(info, dict) and isinstance(info.get("rank"), int):
         return int(info["rank"])
     own = str(facts.get("traceName", "")).rsplit("/", 1)[-1]
-    folders = source.path.split("/")[-2::-1]
-    return next((r for name in (source.name, own, *folders) if (r := rank_in_name(name)) is not None), None)
-
-
-def rank_in_name(name: str) -> int | None:
-    """The rank that the name of a dump or trace states."""
-    found = (pattern.search(name) for pattern in RANK_IN_NAME)
-    return next((int(match.group(1)) for match in found if match), None)
+    return next((r for n in (source.name, own, source.path) if (r := rank_in_name(n)) is not None), None)
 

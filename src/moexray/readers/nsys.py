@@ -10,8 +10,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError, ReadError
+from moexray.core.rank_name import rank_in_name
 from moexray.core.tables.timeline import CATEGORIES
-from moexray.readers.kineto import rank_in_name
 
 if TYPE_CHECKING:
     import sqlite3
@@ -226,7 +226,7 @@ def _batches(got: _Collected, shift: int, source: Source, out: Reading) -> None:
             rows=len(mine),
             names=list(got.names),
             lanes=lanes,
-            rank=rank_in_name(source.name) if len(processes) == 1 else None,
+            rank=rank_in_name(source.path) if len(processes) == 1 else None,
             world_size=None,
             groups=[],
             devices=[],

@@ -7,7 +7,6 @@ import pickle
 import pytest
 
 from comm_samples import T0, dump, entry, read
-from moexray.readers.shapes.flight import rank_in_name
 
 
 def batch(content, name="trace_rank_1"):
@@ -75,11 +74,10 @@ def test_a_name_that_contradicts_the_only_group_is_not_believed():
 
 
 @pytest.mark.parametrize(("name", "rank"), [
-    ("comm_lib_trace_rank_3", 3), ("nccl_trace_rank_11.json.gz", 11), ("a/rank5/dump.pickle", 5), ("fr-rank2.pkl", 2), ("trace_6", 6),
-    ("dump", None), ("rank1/trace_rank_4", 4),
+    ("nccl_trace_rank_1.json.gz", 1), ("a/rank0/dump.pickle", 0), ("trace_1", 1), ("rank0/trace_rank_1", 1), ("dump", None),
 ])  # fmt: skip
-def test_rank_in_name(name, rank):
-    assert rank_in_name(name) == rank
+def test_the_rank_of_the_name_where_the_content_has_none(name, rank):
+    assert batch(dump([entry(1)]), name).attrs["rank"] == rank
 
 
 def test_p2p_entries_are_marked():

@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
+from moexray.core.rank_name import rank_in_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 __all__ = ["read"]
 
 MARKS = ("profiling_name", "collective_seq_id", "seq_id")
-NUMBERED = lazy(r"rank[_\-. ]?(\d{1,6})(?!\d)", re.IGNORECASE)
-TRAILING = lazy(r"(\d{1,6})$")
 P2P = lazy(r"^(?:send|recv|isend|irecv|coalesced)\b|\d+ ?(?:->|<-) ?\d+")
 COLUMNS = (
     "group", "seq", "op", "state", "p2p", "sizes_in", "sizes_out", "numel_in", "numel_out", "dtype",
@@ -176,24 +175,10 @@ def _rank(
     common = set.intersection(*members) if members else set()
     if len(common) == 1 and len(members) > 1:
         return common.pop(), "content"
-    named = rank_in_name(source.path)
+    named = rank_in_name(source.path, bare=True)
     if named is not None and (not common or named in common):
         return named, "name"
     return None, None
-
-
-def rank_in_name(path: str) -> int | None:
-    """The rank that a dump's name ends in, or that a folder above it is called after."""
-    parts = path.split("/")
-    stem = re.sub(r"(?:\.(?:json|pickle|pkl|gz|zst|bin|txt|dump))+$", "", parts[-1], flags=re.IGNORECASE)
-    if hits := NUMBERED.findall(stem):
-        return int(hits[-1])
-    if (m := TRAILING.search(stem)) is not None:
-        return int(m[1])
-    for folder in reversed(parts[:-1]):
-        if (m := NUMBERED.fullmatch(folder)) is not None:
-            return int(m[1])
-    return None
 
 
 def _library(entries: list[dict[str, Any]]) -> str | None:

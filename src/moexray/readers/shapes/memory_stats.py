@@ -7,6 +7,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
+from moexray.core.rank_name import rank_in_name
 from moexray.readers.gpu_samples import quantity, size, when
 
 if TYPE_CHECKING:
@@ -57,7 +58,6 @@ RATE = ("tokens_per_s", "tok_per_s", "tokens_s", "tok_s", "throughput", "tokens_
 DEVICE = ("device", "device_id", "gpu", "gpu_id", "device_index", "cuda_device")
 SCALES = {"ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 UNIT = lazy(r"_(mib|mb|gib|gb|kib|kb)$")
-IN_NAME = lazy(r"(?:^|[^a-z])rank[_-]?(\d+)", re.IGNORECASE)
 PLACE = lazy(r"(?:(rank|cuda|gpu|device)[\s:_-]?)?(\d+)")
 MAX_SAMPLES = 200_000
 MAX_DEPTH = 4
@@ -65,8 +65,7 @@ MAX_DEPTH = 4
 
 def memory_stats(document: Any, source: Source, out: Reading) -> bool:
     """Reads statistics of one or many times, ranks and devices; False if there are none."""
-    named = IN_NAME.search(source.name)
-    rank = int(named[1]) if named else None
+    rank = rank_in_name(source.path)
     count = 0
     lost = 0
     for where, fields, place in _records(document, {}, "", 0):
@@ -208,12 +207,12 @@ def memory_stats_csv(grid: Grid, source: Source, out: Reading) -> bool:
         return False
     names = [_name(re.sub(r"\s*\[(\w+)\]$", r"_\1", h)) for h in grid.header]
     records = [dict(zip(names, row, strict=False)) for row in grid.rows]
-    named = IN_NAME.search(source.name)
+    rank = rank_in_name(source.path)
     for record, line in zip(records, grid.numbers, strict=True):
         row = _row(record)
         if row is not None:
-            if named:
-                row.setdefault("rank", int(named[1]))
+            if rank is not None:
+                row.setdefault("rank", rank)
             out.add("memory_stats", where=f"line {line}", **row)
     return out.rows > 0
 

@@ -8,12 +8,11 @@ only. Nothing is judged here.
 from __future__ import annotations
 
 import hashlib
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError
-from moexray.core.pattern import lazy
+from moexray.core.rank_name import rank_in_name
 from moexray.core.tables.snapshot import STATES
 from moexray.readers.shapes.snapshot_events import Pools, Stacks, fill_events, marked_ranges, whole
 from moexray.readers.shapes.snapshot_tape import TapeTrace, top_of
@@ -27,7 +26,6 @@ __all__ = ["from_tape", "is_snapshot", "shape"]
 
 MAX_RECORDS = 8_000_000  # segments, blocks and events of one file: about 60 bytes each as columns
 MAX_FAULTS = 200
-RANK_IN_NAME = lazy(r"(?:^|[^a-z])rank[_.\-]?(\d{1,5})(?!\d)", re.IGNORECASE)
 DEVICE_KEYS = ("device", "address", "total_size", "blocks")
 STATE_CODES = {name: code for code, name in enumerate(STATES)} | {"active_awaiting_free": 2}
 
@@ -237,8 +235,7 @@ def _rank(top: dict[str, Any], source: Source) -> int | None:
     for holder in (top, top.get("metadata"), top.get("distributed")):
         if isinstance(holder, dict) and (rank := whole(holder.get("rank"))) is not None and rank >= 0:
             return rank
-    found = RANK_IN_NAME.search(source.name)
-    return int(found[1]) if found else None
+    return rank_in_name(source.path)
 
 
 def _version(top: dict[str, Any], traces: list[Any] | None) -> str | None:
