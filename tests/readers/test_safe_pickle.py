@@ -198,3 +198,21 @@ def test_all_opcodes_are_known():
 
     missing = [o.name for o in pickletools.opcodes if o.name != "STOP" and _TABLE[ord(o.code)] is None]
     assert missing == []
+
+
+def test_a_gzipped_pickle_gives_the_same_tables(tmp_path):
+    """The pickle reader needs bytes, whatever the inflater returns."""
+    import gzip
+
+    from moexray.readers.read_any import read_any
+
+    block = {"address": 0, "size": 512, "requested_size": 8, "state": "active_allocated", "frames": []}
+    segment = {"device": 0, "address": 0, "total_size": 2 << 20, "allocated_size": 512, "active_size": 512,
+               "stream": 0, "segment_type": "small", "segment_pool_id": (0, 0), "is_expandable": False,
+               "frames": [], "blocks": [block]}  # fmt: skip
+    content = pickle.dumps({"segments": [segment], "device_traces": [[]], "allocator_settings": {}})
+    (tmp_path / "a.pickle").write_bytes(content)
+    (tmp_path / "b.pickle.gz").write_bytes(gzip.compress(content))
+    plain, packed = (read_any([str(tmp_path / n)]) for n in ("a.pickle", "b.pickle.gz"))
+    assert plain.present == packed.present
+    assert "snapshot" in packed.present

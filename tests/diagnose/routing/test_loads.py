@@ -246,16 +246,6 @@ def test_files_of_ranks_that_do_not_fit():
     assert "c_rank2.json" in found.claim
 
 
-def test_the_drift_line_marks_the_change():
-    rng = np.random.default_rng(0)
-    mixes = rng.dirichlet(np.full(16, 0.8), (2, 2))
-    cube = np.stack([[rng.multinomial(400, mixes[i // 30][y]) for y in range(2)] for i in range(60)])
-    (line,) = say(a__npz=saved(logical_count=cube)).exhibits["series"]
-    assert line["x_unit"] == "step"
-    assert [m["x"] for m in line["marks"]] == [30]
-    assert min(line["y"][30:]) > max(line["y"][:30])
-
-
 @pytest.mark.parametrize("name", ["layers x ranks", "experts"])
 def test_the_heat_map(name):
     size = {"ep_size": 4} if name == "layers x ranks" else {}
