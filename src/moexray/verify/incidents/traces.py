@@ -1,0 +1,81 @@
+"""Writes the profiler traces of an incident, one per rank, each on its own clock."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from moexray.verify.incidents.machine import Event, Story
+    from moexray.verify.incidents.plan import Plan
+
+__all__ = ["BASE_NS", "START_US", "trace"]
+
+BASE_NS = 1_790_857_026_000_000_000  # the profiler's constant of the quarter: the same on all ranks
+START_US = 2_142_974_000_000.0  # of the machine's clock after it
+STREAMS = {"compute": 7, "comm": 27}
+STARTUP = 6  # allocations before the first step, a decoy
+
+
+def trace(plan: Plan, story: Story, rank: int) -> dict[str, Any]:
+    """The document of one rank."""
+    clock = _Clock(plan, rank)
+    events = [_slice(clock, rank, e) for e in story.events[rank] if _shown(plan, e, rank)]
+    events += [_slice(clock, rank, e) for e in _decoys(plan, story, rank)]
+    events.sort(key=lambda e: e["ts"])
+    head: dict[str, Any] = {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "NVIDIA H100 80GB HBM3", "totalGlobalMem": 84_942_979_072}],
+        "distributedInfo": {"backend": "nccl", "rank": rank, "world_size": plan.ranks},
+    }
+    if not plan.whole_us:
+        head["baseTimeNanoseconds"] = BASE_NS
+    names = {"ph": "M", "name": "process_name", "pid": 2200 + rank, "tid": 0, "args": {"name": "python3"}}
+    return {**head, "displayTimeUnit": "ms", "traceEvents": [names, *events]}
+
+
+class _Clock:
+    """True us since the start -> us as the trace counts them."""
+
+    def __init__(self, plan: Plan, rank: int) -> None:
+        self.shift = START_US + plan.offset_us[rank]
+        self.rate = 1 + plan.drift_ppm[rank] * 1e-6
+        self.epoch = BASE_NS // 1000 if plan.whole_us else None
+
+    def stamp(self, start: float, dur: float) -> tuple[float | int, float | int]:
+        """(ts, dur)."""
+        if self.epoch is None:
+            return round(self.shift + start * self.rate, 3), round(dur * self.rate, 3)
+        first = int(self.shift + start * self.rate)
+        return self.epoch + first, int(self.shift + (start + dur) * self.rate) - first
+
+
+def _shown(plan: Plan, event: Event, rank: int) -> bool:
+    return not (event.cat == "python_function" and "frames" in plan.withheld and rank in plan.guilty)
+
+
+def _slice(clock: _Clock, rank: int, event: Event) -> dict[str, Any]:
+    ts, dur = clock.stamp(event.start, event.dur)
+    out = {"ph": "X", "cat": event.cat, "name": event.name, "ts": ts, "dur": dur, "args": event.args}
+    if event.lane == "host":
+        return {**out, "pid": 2200 + rank, "tid": 2200 + rank}
+    stream = STREAMS[event.lane]
+    args = {"device": 0, "context": 1, "stream": stream, "queued": 0, **event.args}
+    return {**out, "pid": 0, "tid": stream, "args": args}
+
+
+def _decoys(plan: Plan, story: Story, rank: int) -> list[Event]:
+    from moexray.verify.incidents.machine import Event
+
+    found = []
+    if "startup_malloc" in plan.decoys:
+        found += [
+            Event("cuda_runtime", "cudaMalloc", "host", story.begin[0] - 1000.0 * (STARTUP - i) - 900, 800.0, {})
+            for i in range(STARTUP)
+        ]
+    if "tiny_frees" in plan.decoys:
+        for step in range(3, plan.steps, 9):
+            at = story.end[step] - 25.0  # while the host waits for the last kernel of the step
+            found += [Event("cuda_runtime", n, "host", at, 2.0, {}) for n in ("cudaFree", "cudaMalloc")]
+    if "innocent_gc" in plan.decoys:
+        found.append(Event("python_function", "Python GC", "host", story.end[plan.steps // 2] - 600.0, 80.0, {}))
+    return found if rank == plan.seed % plan.ranks else []

@@ -1,0 +1,131 @@
+"""Planted causes are found: random incidents, made by a simulator that knows nothing of the rules."""
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+import pytest
+
+from moexray.diagnose.engine import diagnose
+from moexray.readers.read_any import read_any
+from moexray.verify.incidents import KINDS, draw, make
+
+ABOUT_FILES = ("input.", "snapshot.", "smi.", "trace.", "metric.")
+SAMPLE = 12
+RANDOM = 500
+
+
+@dataclass
+class Score:
+    """What a diagnosis got right of one incident; None: not asked."""
+
+    seed: int
+    kind: str
+    root: bool | None = None
+    rank: bool | None = None
+    blamed: list = field(default_factory=list)
+    shares: dict = field(default_factory=dict)  # cause -> (said, true)
+    tails: dict = field(default_factory=dict)  # cause -> (said, true) P99 without it, s
+    found: list = field(default_factory=list)
+    problems: list = field(default_factory=list)
+
+
+def strong(f):
+    return f.severity != "info" and f.confidence >= 0.5
+
+
+def score(seed, folder):
+    """Makes the incident of a seed, diagnoses it, compares with the truth."""
+    plan = draw(seed)
+    truth = make(plan, folder)
+    said = diagnose(read_any([str(folder)]))
+    assert said.failures == ()
+    out = Score(seed, plan.kind)
+    out.found = [(f.id, f.subject.rank, f.severity, round(f.confidence, 2)) for f in said.findings]
+    firm = [f for f in said.findings if strong(f)]
+    out.blamed = sorted({f.id for f in firm} & set(truth["must_not"]))
+    told = [c for c in truth["claims"] if c["roots"]]
+    tops = [f for f in firm if not f.id.startswith(ABOUT_FILES)]
+    if told:
+        out.root = bool(tops) and said.findings[0].id in {id for c in told for id in c["roots"]}
+        for c in told[1:] if out.root else ():
+            out.root &= any({f.id for f in firm} & set(one["roots"]) for one in (c,))
+        ranked = [c for c in told if c["rank"] is not None]
+        if ranked:
+            out.rank = all(any(f.id in c["roots"] and f.subject.rank == c["rank"] for f in firm) for c in ranked)
+    for c in told:
+        for f in firm:
+            numbers = counterfactual(f)
+            if f.id in c["roots"] and f.subject.rank in (None, c["rank"]) and numbers:
+                out.shares.setdefault(c["cause"], (numbers["excess_share_ratio"], truth["share"][c["cause"]]))
+                true = truth["steps"][f"without {c['cause']}"]["p99_s"]
+                out.tails.setdefault(c["cause"], (numbers["p99_without_s"], true))
+    if out.root is False:
+        out.problems.append("root")
+    if out.rank is False:
+        out.problems.append("rank")
+    out.problems += [f"blames {id}" for id in out.blamed]
+    out.problems += [f"share of {k} {a:.2f}, is {b:.2f}" for k, (a, b) in out.shares.items() if abs(a - b) > 0.1]
+    out.problems += [f"p99 without {k} {a:.4f}, is {b:.4f}" for k, (a, b) in out.tails.items() if abs(a / b - 1) > 0.15]
+    return out
+
+
+def counterfactual(finding):
+    for e in finding.evidence:
+        if "p99_without_s" in e.text:
+            return {k: float(v) for k, v in (p.split("=") for p in e.text.split())}
+    return None
+
+
+def table(scores):
+    """One line per kind: incidents, root, rank, blamed, shares, tails."""
+    by_kind = defaultdict(list)
+    for s in scores:
+        by_kind[s.kind].append(s)
+    lines = [f"{'kind':10}{'n':>5}{'root':>9}{'rank':>9}{'blamed':>8}{'share':>9}{'p99':>9}"]
+    for kind in [*KINDS, "all"]:
+        some = scores if kind == "all" else by_kind[kind]
+        shares = [abs(a - b) <= 0.1 for s in some for a, b in s.shares.values()]
+        tails = [abs(a / b - 1) <= 0.15 for s in some for a, b in s.tails.values()]
+        cells = [part(s.root for s in some), part(s.rank for s in some)]
+        ends = f"{sum(bool(s.blamed) for s in some):>8}{part(shares):>9}{part(tails):>9}"
+        lines.append(f"{kind:10}{len(some):>5}{cells[0]:>9}{cells[1]:>9}{ends}")
+    return "\n".join(lines)
+
+
+def part(answers):
+    asked = [a for a in answers if a is not None]
+    return f"{sum(asked)}/{len(asked)}"
+
+
+def ratio(answers):
+    asked = [a for a in answers if a is not None]
+    return sum(asked) / len(asked)
+
+
+def test_a_plan_is_the_same_twice(tmp_path):
+    first, second = (make(draw(3), tmp_path / name) for name in ("a", "b"))
+    assert first == second
+    one, two = ({p.name: p.read_bytes() for p in (tmp_path / n).rglob("*") if p.is_file()} for n in ("a", "b"))
+    assert one == two
+
+
+@pytest.mark.parametrize("seed", range(SAMPLE))
+def test_a_planted_cause_is_found(seed, tmp_path):
+    got = score(seed, tmp_path / "incident")
+    assert got.problems == [], got
+
+
+@pytest.mark.soak
+def test_planted_causes_are_found(tmp_path, capsys):
+    scores = [score(seed, tmp_path / str(seed)) for seed in range(1000, 1000 + RANDOM)]
+    with capsys.disabled():
+        print("\n" + table(scores))
+        for s in scores:
+            if s.problems:
+                print(s.seed, s.kind, s.problems, s.found[:5])
+    assert ratio(s.root for s in scores) >= 0.95
+    assert ratio(s.rank for s in scores) >= 0.95
+    assert sum(bool(s.blamed) for s in scores) <= 0.01 * len(scores)
+    assert not [s for s in scores if s.kind == "healthy" and s.blamed]
+    assert ratio(abs(a - b) <= 0.1 for s in scores for a, b in s.shares.values()) >= 0.95
+    assert ratio(abs(a / b - 1) <= 0.15 for s in scores for a, b in s.tails.values()) >= 0.95
