@@ -5,8 +5,9 @@ a collective begins when the last member arrives and takes its *transfer* time. 
 segments; the longest path through the graph gives the new times. What overlaps inside a segment is
 left as it was observed.
 
-Glossary: *pace* is the time from the last collective of a step to that of the next; a segment is
-*stalled* if it passes the typical one of its rank and place in the step by far.
+Glossary: *pace* is the time from the last collective of a step to that of the next; *idle* is the part of a
+segment in which the device computes nothing; a segment is *stalled* if its idle part passes the typical one
+of its rank and place in the step by far (a larger batch computes longer, it does not stall).
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class Clockwork:
         profiles: The ranks.
         present: [ranks, collectives].
         segment: [ranks, collectives] work before each; 0 where a rank takes no part.
-        typical: The usual segment of that rank and place in the step.
-        stalled: Where it is passed by far.
+        typical: The same without a stall: its own work and the usual idle part of that rank and place.
+        stalled: Where that is passed by far.
         kind: Index into KINDS where stalled; -1.
         transfer: [collectives], from the last arrival to the end.
         usual_transfer: Of that place in the step.
@@ -138,26 +139,38 @@ def clockwork(c: Collectives) -> Clockwork | None:
         before[rank, mine[1:]] = end[rank, mine[:-1]]
         before[rank, mine[:1]] = start[rank, mine[:1]]
     segment = np.where(present, start - before, 0.0)
+    idle = segment - _worked(c.profiles, before, start, present)
     transfer = np.where(present, end - start, np.inf).min(axis=0)
     place = _places(step)
-    typical, unrest, usual = np.zeros_like(segment), np.zeros_like(segment), np.zeros_like(transfer)
+    usually, unrest, usual = np.zeros_like(segment), np.zeros_like(segment), np.zeros_like(transfer)
     for p in np.unique(place):
         there = np.flatnonzero(place == p)
         usual[there] = np.median(transfer[there])
         for rank in range(len(c.profiles)):
             mine = there[present[rank, there]]
             if len(mine):
-                middle = np.median(segment[rank, mine])
-                typical[rank, mine] = middle
-                unrest[rank, mine] = np.median(np.abs(segment[rank, mine] - middle))
+                middle = np.median(idle[rank, mine])
+                usually[rank, mine] = middle
+                unrest[rank, mine] = np.median(np.abs(idle[rank, mine] - middle))
     pace = float(np.median(np.diff(np.where(present, end, 0.0).max(axis=0)[last])))
-    excess = segment - typical
+    excess = idle - usually
     stalled = present & (excess > STALL_SHARE * pace) & (excess > STALL_SPREAD * unrest)
     kind = np.full(segment.shape, -1)
     for rank, profile in enumerate(c.profiles):
         at = np.flatnonzero(stalled[rank])
         kind[rank, at] = _kinds(profile, before[rank, at], start[rank, at], excess[rank, at])
-    return Clockwork(c.profiles, present, segment, typical, stalled, kind, transfer, usual, last)
+    return Clockwork(c.profiles, present, segment, segment - excess, stalled, kind, transfer, usual, last)
+
+
+def _worked(
+    profiles: list[Profile], start: NDArray[np.float64], end: NDArray[np.float64], present: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """[ranks, collectives] ns in which the device of a rank computes before a collective."""
+    out = np.zeros_like(start)
+    for rank, profile in enumerate(profiles):
+        at = present[rank]
+        out[rank, at] = profile.compute.within(start[rank, at].astype(np.int64), end[rank, at].astype(np.int64))
+    return out
 
 
 def _places(step: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -216,15 +216,15 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
     """The costliest kind of collective with slow transfers; None if there is none.
 
     A kind is an operation with one size (within 12 %). Where sizes are not recorded it is an operation
-    with one place in the step whose sizes follow the batch (NCCL without all-to-all), and it counts
-    only if the ranks compute no longer in the slow steps: else the batch, and so the bytes, grew.
+    with one place in the step, and it counts only if no rank computes longer in the slow steps: what
+    the bytes of a collective follow, the batch and the tokens of each rank's experts, did not grow.
     """
     kinds: dict[tuple[str, int], list[int]] = {}
     for column in np.flatnonzero(c.complete).tolist():
         op, size = str(c.op[column]), int(c.size[column])
         if size > 0:
             kinds.setdefault((op, round(np.log2(size) * 6)), []).append(column)
-        elif "nccl" in op.lower() and "sendrecv" not in op.lower():
+        else:
             kinds.setdefault((op, -1 - int(c.place[column])), []).append(column)
     best: tuple[float, Slow] | None = None
     for (op, kind), members in kinds.items():

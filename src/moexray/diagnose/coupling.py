@@ -1,4 +1,8 @@
-"""Whether the memory of the hottest rank follows its tokens: the link from routing skew to fragmentation."""
+"""Joins what two kinds of input say of one fault.
+
+Skew and memory: whether the requests of the hottest rank follow its tokens. Slow transfers and links:
+traces show that the transfer is slow but never whose link, transport lines the other half.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["couple"]
 
 MEMORY = ("mem.fragmentation", "mem.alloc_stall")  # the first one found on the rank is the link
+BACKED = 0.9  # slow transfers seen in traces, and the slower path of one rank in its transport lines
 LEAST_BYTES = 1 << 20  # activations: requests below come from the small pool
 LEAST_ALLOCS = 10  # in a window
 LEAST_WINDOWS = 6
@@ -26,7 +31,31 @@ FOLLOWS = 0.7  # rank correlation; six independent windows pass it by chance in 
 
 
 def couple(run: Run, findings: list[Finding]) -> list[Finding]:
-    """Links ep.skew to the memory fault of the same rank where the sizes asked for follow the tokens."""
+    """Links ep.skew to the memory fault of its rank, and a slow transfer to the link that is slow."""
+    return _memory(run, _link(findings))
+
+
+def _link(findings: list[Finding]) -> list[Finding]:
+    """A slow transfer without a rank takes that of the one link that other inputs suspect."""
+    slow = [f for f in findings if f.id == "comm.slow_transfer"]
+    seen = next((f for f in slow if f.subject.rank is None and not f.cannot_tell), None)
+    hints = [f for f in slow if f.subject.rank is not None]
+    if seen is None or len(hints) != 1:
+        return findings
+    hint = hints[0]
+    joined = replace(
+        seen,
+        confidence=max(seen.confidence, BACKED),
+        claim=f"{seen.claim} The slow link is that of rank {hint.subject.rank}: {hint.evidence[0].text}",
+        subject=replace(seen.subject, rank=hint.subject.rank),
+        evidence=(*seen.evidence, *hint.evidence),
+        settle_with=(),
+    )
+    return [joined if f is seen else f for f in findings if f is not hint]
+
+
+def _memory(run: Run, findings: list[Finding]) -> list[Finding]:
+    """ep.skew causes the memory fault of the same rank where the sizes asked for follow the tokens."""
     skew = next((f for f in findings if f.id == "ep.skew" and not f.cannot_tell), None)
     hit = next((f for id in MEMORY for f in findings if skew and f.id == id and _same_rank(f, skew)), None)
     if skew is None or hit is None:
