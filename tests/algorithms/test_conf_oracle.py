@@ -21,8 +21,6 @@ pytestmark = pytest.mark.skipif(
     not torch.__version__.startswith("2.13.") or not LIBRARY.is_file(),
     reason="the layout read here is that of torch 2.13 on Linux",
 )
-# Strict: whoever mends conf.py takes the mark away.
-BEHIND = pytest.mark.xfail(reason="algorithms/conf.py does not follow torch here yet", strict=True)
 MIB = 1 << 20
 CLASS = "_ZN3c1016CachingAllocator26AcceleratorAllocatorConfig"
 # Everything a later string would keep goes back to its default; the rest returns by itself.
@@ -118,7 +116,6 @@ def strings(draw):
     return ",".join(f"{draw(space)}{k}{draw(space)}:{v}{draw(space)}" for k, v in options) + draw(st.sampled_from(["", "", ","]))
 
 
-@BEHIND
 @budget(max_examples=700)
 @given(conf=strings())
 def test_the_same_strings_are_refused_and_the_same_settings_read(oracle, conf):
@@ -138,7 +135,6 @@ def damaged(draw):
     return text[:at] + draw(st.sampled_from(["", ",", ":", "[", "]", ">", "0", text[at] * 2, "_", "é"])) + text[at + 1 :]
 
 
-@BEHIND
 @budget(max_examples=700)
 @given(conf=damaged())
 def test_what_torch_refuses_is_never_accepted(oracle, conf):
@@ -158,21 +154,14 @@ TORCH_IS_LAXER = {
 }
 
 
-@pytest.mark.parametrize(
-    "conf",
-    [pytest.param(v, marks=[BEHIND] * (k in ("negative sizes wrap around", "an empty option hides the next one")), id=k) for k, v in TORCH_IS_LAXER.items()],
-)
+@pytest.mark.parametrize("conf", TORCH_IS_LAXER.values(), ids=TORCH_IS_LAXER)
 def test_what_we_refuse_although_torch_takes_it(oracle, conf):
     assert oracle.settings(conf) is not None
     assert ours(conf) is None
 
 
 # The CPU build knows only the options that all accelerators share; a CUDA build refuses these.
-ONLY_CUDA_CHECKS = [
-    "backend:cudaMallocAsync",
-    pytest.param("per_process_memory_fraction:2", marks=BEHIND),
-    pytest.param("throw_on_cudamalloc_oom:maybe", marks=BEHIND),
-]
+ONLY_CUDA_CHECKS = ["backend:cudaMallocAsync", "per_process_memory_fraction:2", "throw_on_cudamalloc_oom:maybe"]
 
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="a CUDA build checks these")
@@ -197,7 +186,6 @@ tables = st.lists(st.tuples(st.sampled_from([1, 2, 16, 256, 1 << 12, 1 << 15]).m
 requests = st.integers(1, 1 << 38) | st.builds(lambda i, d: max((1 << i) + d, 1), st.integers(0, 38), st.integers(-513, 513))
 
 
-@BEHIND
 @budget(max_examples=400)
 @given(table=tables, asked=st.lists(requests, min_size=5, max_size=20))
 def test_rounding_uses_the_divisions_that_torch_looks_up(oracle, table, asked):
