@@ -133,7 +133,15 @@ def test_a_memory_fraction_limits_what_may_be_reserved(pinned):
     half = as_json(pinned, "--capacity", "1200MiB", "--memory-fraction", "0.5")
     assert half["settings"][0]["ooms"] == 1
     assert any("garbage_collection_threshold" in s["conf"] for s in half["settings"])
-    assert "needs the memory of the card" in whatif(pinned, "--memory-fraction", "0.5", code=2)
+    asked = as_json(pinned, "--capacity", "1200MiB", "--conf", "per_process_memory_fraction:0.5")
+    assert asked["settings"][0]["ooms"] == 1
+    assert asked["recorded"]["ooms"] == 0
+
+
+def test_a_memory_fraction_of_an_unknown_card_is_refused(tmp_path):
+    path = write(tmp_path / "quiet.pickle", histories.growing())
+    for flags in (["--memory-fraction", "0.5"], ["--conf", "per_process_memory_fraction:0.5"]):
+        assert "needs the memory of the card" in whatif(path, *flags, code=2)
 
 
 @pytest.mark.parametrize(
@@ -259,8 +267,9 @@ def test_a_profile_whose_own_peak_is_far_away_is_no_ground_for_advice(tmp_path):
         (["examples/incident", "--tp", "0"], "--tp"),
         (["examples/incident", "--memory-fraction", "1.5"], "--memory-fraction"),
         (["examples/incident", "--conf", "expandable_segments:yes"], "must be True or False"),
-        (["examples/incident", "--conf", "no_such_option:1"], "is not known"),
+        (["examples/incident", "--conf", "no_such_option:1"], "no option"),
         (["examples/incident", "--conf", "backend:cudaMallocAsync"], "another allocator"),
+        (["examples/incident", "--conf", "expandable_segments"], "no key:value"),
     ],
 )
 def test_bad_usage_is_exit_2(args, words):

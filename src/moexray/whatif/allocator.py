@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moexray.algorithms import conf
-from moexray.algorithms.blocks import ContradictionError
+from moexray.algorithms.blocks import ContradictionError, limited
 from moexray.core.errors import UsageError
 from moexray.core.sizes import human_bytes
 from moexray.whatif.cases import Memory, prepare_cases
@@ -23,6 +23,7 @@ from moexray.whatif.search import Case, Trial, fitted, measured, named, ranked, 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from moexray.algorithms.blocks import Settings
     from moexray.algorithms.simulate import Outcome
     from moexray.core.run import Run
 
@@ -46,7 +47,6 @@ CLOSE = 0.05  # of the reserved peak that a profile states: a replay further awa
 LEAST_STUCK_GAIN = 0.10  # of the peak: memory that stays locked up between steps
 LINE = "PYTORCH_ALLOC_CONF={}"
 DEFAULTS = "PyTorch's defaults"
-KEPT = {*conf.IGNORED, "per_process_memory_fraction", "throw_on_cudamalloc_oom"}
 BEFORE = (
     "After a restart the recorded failures and retries do not recur with the recorded settings either: what "
     "fragments the memory was made before the recording began. Record from the start of the process"
@@ -106,7 +106,7 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
         UsageError: nothing in the run can be replayed, or a string that PyTorch would refuse.
     """
     for text in confs:
-        _check(text)
+        _asked(text, ())  # before anything is replayed
     found, left = collect(run)
     if not found and not left:
         recordings(run)  # raises what was missing
@@ -119,7 +119,7 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
     try:
         if confs:
             recorded = fitted(cases, measured(cases, cases[0].recording.conf, None))
-            trials = [fitted(cases, measured(cases, text, named(text, cases))) for text in confs]
+            trials = [fitted(cases, measured(cases, text, _asked(text, cases))) for text in confs]
         else:
             recorded, trials, cut = search(cases)
     except ContradictionError as why:
@@ -152,14 +152,19 @@ def _nothing(left: Sequence[LeftOut]) -> Study:
     return Study((), tuple(left), None, (), Advice(None, f"nothing to replay: {reasons}"))
 
 
-def _check(text: str) -> None:
+def _asked(text: str, cases: Sequence[Case]) -> Settings:
+    """A setting that the user names; a memory fraction of its own is one of the capacity."""
     try:
-        _, notes = conf.parse(text)
+        settings = named(text, cases)
     except ValueError as why:
         hint = "write it as PYTORCH_ALLOC_CONF takes it, e.g. expandable_segments:True,max_split_size_mb:128"
         raise UsageError(f"PyTorch would refuse --conf {text!r}: {why}", hint=hint) from why
-    if unknown := "; ".join(n for n in notes if n.endswith("is not known")):
-        raise UsageError(f"PyTorch would refuse --conf {text!r}: {unknown}", hint="check the spelling")
+    sizes = [c.capacity for c in cases if c.capacity is not None]
+    if settings.fraction >= 1 or settings.limit is not None:
+        return settings
+    if cases and not sizes:
+        raise UsageError(f"--conf {text!r} needs the memory of the card", hint="add --capacity")
+    return limited(settings, max(sizes, default=0))
 
 
 def advise(
@@ -199,7 +204,7 @@ def advise(
 def _advised(
     cases: Sequence[Case], recorded: Trial, trial: Trial, orders: Sequence[Trial], advice: Advice
 ) -> Advice:
-    text = ",".join(filter(None, [*_kept(cases[0].recording.conf, trial.name), trial.name]))
+    text = ",".join(filter(None, [*_kept(cases[0].recording.conf), trial.name]))
     sums = [_sums(t.outcomes)[2] for t in orders]
     lost = advice.fresh and _sums(recorded.outcomes)[:2] > (0, 0) == _sums(recorded.restarted)[:2]
     return replace(
@@ -247,11 +252,10 @@ def _gap(cases: Sequence[Case], recorded: Trial) -> str:
     return ""
 
 
-def _kept(text: str, new: str) -> list[str]:
-    """The recorded options that do not change where memory goes, or limit it: they stay."""
-    parts = text.replace(" ", "").split(",")
-    keys = {p: p.partition(":")[0] for p in parts}
-    return [p for p in parts if (keys[p] in KEPT or p.startswith("pinned_")) and keys[p] not in new]
+def _kept(text: str) -> list[str]:
+    """The recorded options that do not change where memory goes: they stay."""
+    keys = {note.partition(" ")[0] for note in conf.parse(text, strict=False)[1]}
+    return [part for part in text.replace(" ", "").split(",") if part.partition(":")[0] in keys]
 
 
 def _sums(seen: Sequence[Outcome]) -> tuple[int, int, int, int]:

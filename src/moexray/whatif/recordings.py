@@ -133,7 +133,7 @@ def _recording(run: Run, row: Mapping[str, Any], most: int) -> tuple[Recording |
     written = row["settings"] or {}
     text = str(written.get("PYTORCH_CUDA_ALLOC_CONF") or written.get("PYTORCH_ALLOC_CONF") or "")
     try:
-        settings, notes = conf.parse(text)
+        settings, notes = conf.parse(text, strict=False)
         settings = _as_written(settings, written)
     except ValueError as reason:
         return None, f"its settings cannot be replayed ({reason})"

@@ -111,7 +111,8 @@ def named(text: str, cases: Sequence[Case] = ()) -> Settings:
     if cases:
         own = cases[0].settings
         base = Settings(limit=own.limit, fraction=own.fraction, throw_on_oom=own.throw_on_oom)
-    return conf.parse(text, base)[0]
+    settings = conf.parse(text, base)[0]
+    return settings if settings.fraction == base.fraction else replace(settings, limit=None)
 
 
 def measured(cases: Sequence[Case], name: str, settings: Settings | None) -> Trial:
