@@ -105,7 +105,7 @@ def test_fragments_from_before_the_recording_are_told(tmp_path):
     heap.give(heap.take(512))
     heap.take(12)
     heap.device.events.clear()
-    heap.give(heap.take(30))
+    heap.give(heap.take(0.5))
     heap.take(600)
     cases = cases_of(read(tmp_path, heap.document()))
     assert cases[0].midway
