@@ -39,11 +39,7 @@ VA_BYTES = 1 << 40  # address space where the device's size is not known: more t
 
 
 class OutOfMemoryError(Exception):
-    """The request does not fit: `size` is the rounded request."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__(f"no room for {size} bytes")
-        self.size = size
+    """The request does not fit."""
 
 
 class CachingAllocator:
@@ -104,7 +100,7 @@ class CachingAllocator:
             block = self._grow(size, stream, pool) or self._last_resorts(size, stream, pool)
         if block is None:
             self.counters.ooms += 1
-            raise OutOfMemoryError(size)
+            raise OutOfMemoryError(f"no room for {size} bytes")
         return self.take(block, size, request, expandable=block.segment.pool == pool and self.expands(pool))
 
     def free(self, block: Block) -> None:

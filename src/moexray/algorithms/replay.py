@@ -41,6 +41,7 @@ __all__ = [
     "load",
     "replay",
     "start_state",
+    "waited",
 ]
 
 GROWTH = (Action.SEGMENT_ALLOC, Action.SEGMENT_MAP)
@@ -112,11 +113,7 @@ def replay(history: History) -> Check:
     """
     try:
         segments, ambiguous = start_state(history)
-        follower = _Follower(history, segments)
-        for before, e in pairwise((None, *history.events)):
-            if e is not None:
-                follower.see(e, before)
-        follower.flush()
+        follower = _follow(history, segments)
     except ContradictionError as reason:
         allocs = sum(1 for e in history.events if e.action == Action.ALLOC)
         return Check(placements=(0, allocs), contradiction=str(reason))
@@ -127,6 +124,27 @@ def replay(history: History) -> Check:
         final_blocks=follower.compare(history.segments),
         ambiguous=ambiguous,
     )
+
+
+def waited(history: History) -> set[int]:
+    """Places of frees that look ordinary, but for which the request that follows waited.
+
+    A free of a block that another stream still uses, waited for by the very next request (a retry),
+    is recorded like an ordinary one. But after an ordinary one that request would have been served.
+
+    Raises:
+        ContradictionError: the history contradicts itself.
+    """
+    return _follow(history, start_state(history)[0]).waited
+
+
+def _follow(history: History, segments: list[SegmentState]) -> _Follower:
+    follower = _Follower(history, segments)
+    for at, (before, e) in enumerate(pairwise((None, *history.events))):
+        if e is not None:
+            follower.see(e, before, at)
+    follower.flush()
+    return follower
 
 
 class _Follower:
@@ -145,7 +163,8 @@ class _Follower:
         self.places = PrivatePlaces(history)
         self.waiting: set[int] = set()
         self.group: list[Event] = []
-        self.ordinary = False  # whether the group begins with an ordinary free
+        self.ordinary: int | None = None  # place of the ordinary free with which the group begins
+        self.waited: set[int] = set()
         self.agreed = dict.fromkeys(Action, 0)
         self.total = dict.fromkeys(Action, 0)
 
@@ -153,8 +172,8 @@ class _Follower:
         """(agreed, total) of several actions."""
         return sum(self.agreed[a] for a in actions), sum(self.total[a] for a in actions)
 
-    def see(self, e: Event, before: Event | None) -> None:
-        """Takes the next event; `before` is the one before it."""
+    def see(self, e: Event, before: Event | None, at: int) -> None:
+        """Takes the next event, at a place in the history; `before` is the one before it."""
         if e.action == Action.ALLOC:
             self._serve(e)
         elif e.action in INSIDE:
@@ -167,8 +186,8 @@ class _Follower:
             self.waiting.discard(e.address)
             if not late:
                 self.flush()
+                self.ordinary = at
             self.group.append(e)
-            self.ordinary = self.ordinary or not late
         elif e.action == Action.OOM:
             self._serve(e)
 
@@ -177,20 +196,23 @@ class _Follower:
         for e in self.group:
             self._apply(e, None)
         self.group.clear()
-        self.ordinary = False
+        self.ordinary = None
 
     def _serve(self, e: Event) -> None:
         """A request with all that happened inside it."""
         size, pool = round_size(e.size, self.allocator.settings), self.places.of(e)
         ask = _Ask(size, e.stream, pool, self.allocator.free_list(pool, small=is_small(size)))
         released = any(x.action in RELEASE for x in self.group)
+        plain = self.ordinary is not None and not released and e.action == Action.ALLOC
         grown, missed = None, False
         for i, inner in enumerate(self.group):
-            if grown is None and not missed and (i or released or not self.ordinary):
+            if grown is None and not missed and (i or not plain):
                 missed = self._find(ask) is None
             grown = self._apply(inner, ask) or grown
+            if i == 0 and self.ordinary is not None and missed and self._find(ask) is not None:
+                self.waited.add(self.ordinary)
         self.group.clear()
-        self.ordinary = False
+        self.ordinary = None
         if e.action == Action.OOM:
             return
         if grown is None and released and missed and self.allocator.expands(pool):

@@ -14,7 +14,7 @@ from moexray.algorithms.allocator import VA_BYTES, CachingAllocator, OutOfMemory
 from moexray.algorithms.blocks import DEFAULT_POOL, PoolRules, round_size, segment_size
 from moexray.algorithms.device import Device, Order
 from moexray.algorithms.history import Action, PrivatePlaces
-from moexray.algorithms.replay import load
+from moexray.algorithms.replay import load, waited
 from moexray.algorithms.start_state import start_state
 
 if TYPE_CHECKING:
@@ -86,9 +86,9 @@ def prepare(history: History) -> Plan:
     """
     start, ambiguous = start_state(history)
     maker = _Maker(history, _reserved(start))
-    for e, after in pairwise((*history.events, None)):
+    for at, (e, after) in enumerate(pairwise((*history.events, None))):
         if e is not None:
-            maker.see(e, after)
+            maker.see(e, after, at)
     maker.settle()
     return Plan(
         tuple(start), len(ambiguous), tuple(maker.steps), (maker.most, maker.below), tuple(maker.curve),
@@ -105,9 +105,9 @@ def _reserved(start: list[SegmentState]) -> int:
 class _Maker:
     """Turns events into steps.
 
-    What stands before a request may belong to it: frees are held in `late` (`ordinary` if the first is not
-    late), segments in `frees` (bytes given back) and `grown` (bytes got before and after that) until the
-    request is seen.
+    What stands before a request may belong to it, and is held until it is seen: frees in `late` (with
+    `ordinary`, the place of the first if that is not late), segments in `frees` (bytes given back) and
+    `grown` (bytes got before and after that).
     """
 
     def __init__(self, history: History, begin: int) -> None:
@@ -117,12 +117,14 @@ class _Maker:
         self.steps: list[Step] = []
         self.curve: list[int] = []
         self.late: list[Step] = []
-        self.reserved, self.frees, self.grown, self.ordinary = begin, 0, [0, 0], False
+        self.reserved, self.frees, self.grown = begin, 0, [0, 0]
+        self.ordinary: int | None = None
+        self.waited = waited(history) if _has_late_frees(history) else set[int]()
         self.deferred: set[int] = set()
         self.freeable: set[Pool] = set()
 
-    def see(self, e: Event, after: Event | None) -> None:
-        """Takes the next event; `after` is the one that follows."""
+    def see(self, e: Event, after: Event | None, at: int) -> None:
+        """Takes the next event, at a place in the history; `after` is the one that follows."""
         pool = self.places.of(e)
         if e.action in (Action.SEGMENT_FREE, Action.SEGMENT_UNMAP):
             if pool != DEFAULT_POOL and pool not in self.freeable:
@@ -146,7 +148,7 @@ class _Maker:
             else:
                 self.settle()
                 self.late.append(step)
-                self.ordinary = True
+                self.ordinary = at
 
     def settle(self) -> None:
         """Writes what was held: segments given back are an empty_cache()."""
@@ -157,7 +159,7 @@ class _Maker:
 
     def _forget(self) -> None:
         self.reserved += sum(self.grown) - self.frees
-        self.late, self.frees, self.grown, self.ordinary = [], 0, [0, 0], False
+        self.late, self.frees, self.grown, self.ordinary = [], 0, [0, 0], None
 
     def _request(self, e: Event, pool: Pool) -> None:
         settings, failed = self.settings, e.action == Action.OOM
@@ -176,14 +178,25 @@ class _Maker:
         # A retry was refused before it waited for other streams; what garbage collection and the
         # release of oversize blocks give back, they give back without waiting.
         waits = settings.max_split is None and not collects
-        if self.ordinary and (self.frees or failed) and waits and not settings.expandable:  # or here
+        if self.ordinary in self.waited and waits:
             self.steps.append((DEFER, *self.late[0][1:]))
-        elif self.ordinary:
+        elif self.ordinary is not None:
             self.steps.append(self.late.pop(0))
         self.steps += [step, *self.late] if waits else [*self.late, step]
         self._forget()
         if not failed:
             self.curve.append(self.reserved)
+
+
+def _has_late_frees(history: History) -> bool:
+    """Whether other streams ever held up a free; if not, no request waited for one."""
+    pairs = pairwise((*history.events, None))
+    return any(
+        e is not None
+        and e.action == Action.FREE_REQUESTED
+        and after != e._replace(action=Action.FREE_COMPLETED)
+        for e, after in pairs
+    )
 
 
 def _most_reserved(history: History, begin: int) -> int:
