@@ -1,0 +1,137 @@
+"""The kill switch of the remedies, and the way back to the original path when one raises.
+
+Glossary: a *remedy* is our code in the host's way; the *original path* is what the host did without it; a
+*fallback* is a call that the original path answered because the remedy raised.
+
+Switched off by the operator, for good: the environment variable MOEXRAY_OFF, "all" or names of remedies
+("router,exchange"), read when a guard is made. Switched off and on while the process runs: `switch`.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ParamSpec, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["PATIENCE", "VARIABLE", "Figures", "Guard", "say_once", "switch"]
+
+VARIABLE = "MOEXRAY_OFF"
+PATIENCE = 8  # fallbacks; a fault that is still there after so many is no accident (our choice)
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+_lock = threading.Lock()
+_off: set[str] = set()  # names switched off while the process runs
+_said: set[str] = set()
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """What a guard counted.
+
+    Args:
+        calls: Calls that came to the guard.
+        fallbacks: Calls in which the remedy raised and the original path answered.
+        skipped: Calls that went straight to the original path: switched off, or out of patience.
+        error: The last error of the remedy, type and text; empty if there was none.
+    """
+
+    calls: int
+    fallbacks: int
+    skipped: int
+    error: str
+
+
+def switch(name: str, *, on: bool) -> None:
+    """Switches one remedy ("router") or "all" off or on while the process runs.
+
+    "all" is a switch of its own: a remedy runs if neither its own nor this one is off. What the
+    environment switched off stays off.
+    """
+    with _lock:
+        if on:
+            _off.discard(name)
+        else:
+            _off.add(name)
+
+
+def say_once(text: str, *, log: logging.Logger = _log, key: str = "") -> None:
+    """Logs a warning once in this process: never again for the same key, by default the text."""
+    with _lock:
+        first = (key or text) not in _said
+        _said.add(key or text)
+    if first:
+        log.warning("%s", text)
+
+
+class Guard:
+    """Stands between the host and one remedy; nothing that the remedy raises reaches the host.
+
+    After `patience` fallbacks the remedy is left alone until `reset`. Threads may share a guard; its lock
+    is held for counting only.
+
+    Args:
+        name: Of the remedy: what MOEXRAY_OFF and `switch` call it.
+        patience: Fallbacks before the remedy is given up.
+    """
+
+    def __init__(self, name: str, *, patience: int = PATIENCE) -> None:
+        words = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
+        self.name, self.patience = name, patience
+        self._banned = bool(words & {name, "all", "1"})
+        self._lock = threading.Lock()
+        self._calls = self._fallbacks = self._skipped = self._spent = 0
+        self._error = ""
+
+    @property
+    def on(self) -> bool:
+        """Whether the next call goes to the remedy."""
+        return not (self._banned or self.name in _off or "all" in _off or self._spent >= self.patience)
+
+    def run(self, remedy: Callable[P, T], original: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """The remedy's result, or that of the original path where the remedy is off or raises.
+
+        A remedy leaves its arguments as they were until it can no longer fail: the original path gets the
+        same ones. What the original path raises is the host's own and passes through; so do
+        KeyboardInterrupt and SystemExit.
+        """
+        on = self.on
+        with self._lock:
+            self._calls += 1
+            self._skipped += not on
+        if not on:
+            return original(*args, **kwargs)
+        try:
+            return remedy(*args, **kwargs)
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            self.failed(why)
+        return original(*args, **kwargs)
+
+    def failed(self, why: Exception) -> None:
+        """Counts a fallback and tells it; for remedies that find their own way back."""
+        with self._lock:
+            self._fallbacks += 1
+            self._spent += 1
+            self._error = f"{type(why).__name__}: {why}"
+        say_once(
+            f"remedy {self.name} raised {self._error}; the original path answers, and after {self.patience} "
+            f"such calls the remedy is left alone. Off for good: {VARIABLE}={self.name}",
+            key=f"{self.name} raised {type(why).__name__}",
+        )
+
+    def reset(self) -> None:
+        """Gives the remedy its patience back; the counters go on."""
+        with self._lock:
+            self._spent = 0
+
+    def figures(self) -> Figures:
+        """The counters, taken together."""
+        with self._lock:
+            return Figures(self._calls, self._fallbacks, self._skipped, self._error)
