@@ -39,7 +39,11 @@ VA_BYTES = 1 << 40  # address space where the device's size is not known: more t
 
 
 class OutOfMemoryError(Exception):
-    """The request does not fit."""
+    """The request does not fit: `size` is the rounded request."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"no room for {size} bytes")
+        self.size = size
 
 
 class CachingAllocator:
@@ -100,7 +104,7 @@ class CachingAllocator:
             block = self._grow(size, stream, pool) or self._last_resorts(size, stream, pool)
         if block is None:
             self.counters.ooms += 1
-            raise OutOfMemoryError(f"no room for {size} bytes")
+            raise OutOfMemoryError(size)
         return self.take(block, size, request, expandable=block.segment.pool == pool and self.expands(pool))
 
     def free(self, block: Block) -> None:
@@ -109,11 +113,7 @@ class CachingAllocator:
         self._insert(block)
 
     def defer(self, block: Block) -> int:
-        """Gives a block back that another stream still uses: `complete` makes it free.
-
-        Returns:
-            The ticket for `complete`.
-        """
+        """Gives a block back that another stream still uses; its ticket for `complete`."""
         self._count_freed(block)
         self._tickets += 1
         self.pending[self._tickets] = block
