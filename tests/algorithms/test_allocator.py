@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from moexray.algorithms.allocator import CachingAllocator, OutOfMemoryError
-from moexray.algorithms.blocks import Settings, round_size, segment_size
-from moexray.algorithms.replay import Device
+from moexray.algorithms.blocks import PoolRules, Settings, round_size, segment_size
+from moexray.algorithms.device import Device
 
 MIB = 1 << 20
 
@@ -181,3 +181,316 @@ def test_garbage_collection_frees_the_old_ones_only_above_the_threshold():
     assert a.counters.device_frees == 0  # 422 MiB reserved of 1000: below the threshold
     a.malloc(150 * MIB, stream=3)
     assert a.counters.device_frees >= 1
+
+# ---- limits, release order
+
+
+def test_a_power_of_two_division_fills_the_pool_by_its_rounded_size():
+    # 9 MiB with 2 divisions: between 8 and 16 MiB the step is 4 MiB -> 12 MiB, >= 10 MiB: a segment of 12 MiB.
+    a = allocator(roundup=(2,) * 16)
+    assert a.malloc(9 * MIB).size == 12 * MIB
+    assert a.counters.reserved == 12 * MIB
+    assert (a.counters.requested, a.counters.allocated) == (9 * MIB, 12 * MIB)
+
+
+def test_only_the_first_candidate_is_tried():
+    """Free: 60 and 130 MiB; limit 100 MiB. A request of 70 MiB meets 130 first and looks no further."""
+    a = allocator(max_split=100 * MIB)
+    for size in (60, 130):
+        a.free(a.malloc(size * MIB))
+    assert a.malloc(70 * MIB).size == 70 * MIB
+    assert a.counters.reserved == (60 + 130 + 70) * MIB
+
+
+def test_an_oversize_block_serves_up_to_the_rounding():
+    # Free: 150 MiB. A request n >= 100 MiB takes it unless 150 >= n + 40, that is n <= 110.
+    for asked, taken in ((111, True), (110, False)):
+        a = allocator(max_split=100 * MIB, max_non_split_rounding=40 * MIB)
+        first = a.malloc(150 * MIB)
+        a.free(first)
+        assert (a.malloc(asked * MIB).address == first.address) is taken
+
+
+def test_oversize_blocks_go_from_the_largest_down_until_the_sum_is_enough():
+    # Device 600: free 110, 120, 130 (whole), 150 in use, 90 left. Asked 200 >= limit 100: no single block of
+    # 200, so 130 goes (130 < 200), then 120 (250 >= 200): stop. 110 stays. No retry is counted.
+    a = allocator(capacity=600 * MIB, max_split=100 * MIB)
+    blocks = [a.malloc(n * MIB) for n in (110, 120, 130, 150)]
+    for b in blocks[:3]:
+        a.free(b)
+    a.malloc(200 * MIB)
+    assert a.counters.reserved == (110 + 150 + 200) * MIB
+    assert (a.counters.device_frees, a.counters.retries) == (2, 0)
+
+
+def test_an_oversize_release_that_is_not_enough_is_followed_by_a_release_of_everything():
+    # Device 300: free 110 and 50. Asked 260: 110 goes, 110 < 260, so everything cached goes, then 260 fit.
+    a = allocator(capacity=300 * MIB, max_split=100 * MIB)
+    blocks = [a.malloc(n * MIB) for n in (110, 50)]
+    for b in blocks:
+        a.free(b)
+    a.malloc(260 * MIB)
+    assert (a.counters.device_frees, a.counters.retries, a.counters.reserved) == (2, 1, 260 * MIB)
+
+
+def test_what_is_cached_goes_large_before_small_and_by_stream_size_address():
+    gone = []
+
+    class Watch(Device):
+        def release(self, address, size):
+            gone.append(size // MIB)
+            super().release(address, size)
+
+    a = CachingAllocator(Settings(), Watch())
+    blocks = [a.malloc(n, stream=s) for n, s in ((100, 0), (40 * MIB, 0), (30 * MIB, 0), (12 * MIB, 7), (100, 7))]
+    for b in blocks:
+        a.free(b)
+    a.release_cached()
+    assert gone == [30, 40, 12, 2, 2]
+
+
+def test_a_split_segment_freed_by_waiting_does_not_help_the_request():
+    """pytorch issue 189504: after the release the pool is not searched again."""
+    # 40 MiB segment: 10 in use, 30 deferred; the device is full. Waiting frees 30, but the segment is split and
+    # cannot be given back: failure. The same request again is served.
+    a = allocator(capacity=40 * MIB)
+    a.free(a.malloc(40 * MIB))
+    a.malloc(10 * MIB)
+    a.defer(a.malloc(30 * MIB))
+    with pytest.raises(OutOfMemoryError):
+        a.malloc(25 * MIB)
+    assert (a.counters.retries, a.counters.ooms) == (1, 1)
+    assert a.malloc(25 * MIB).size == 25 * MIB
+    b = CachingAllocator(Settings(), Device(40 * MIB), search_after_release=True)
+    b.free(b.malloc(40 * MIB))
+    b.malloc(10 * MIB)
+    b.defer(b.malloc(30 * MIB))
+    assert b.malloc(25 * MIB).size == 25 * MIB
+
+
+def test_past_the_fraction_a_request_can_be_refused_before_anything_is_released():
+    a = allocator(limit=100 * MIB, throw_on_oom=True)
+    a.free(a.malloc(60 * MIB))
+    with pytest.raises(OutOfMemoryError):
+        a.malloc(70 * MIB)
+    assert (a.counters.oom_rejections, a.counters.ooms, a.counters.retries) == (1, 1, 0)
+    assert a.counters.reserved == 60 * MIB  # nothing was given back
+    b = allocator(capacity=100 * MIB, throw_on_oom=True)  # no fraction: no effect
+    b.free(b.malloc(60 * MIB))
+    assert b.malloc(70 * MIB).size == 70 * MIB
+
+
+def test_a_capture_releases_nothing():
+    a = allocator(capacity=100 * MIB)
+    a.free(a.malloc(60 * MIB))
+    a.capturing = True
+    with pytest.raises(OutOfMemoryError):
+        a.malloc(70 * MIB, pool=(0, 1))
+    assert (a.counters.retries, a.counters.reserved) == (0, 60 * MIB)
+    a.capturing = False
+    assert a.malloc(70 * MIB, pool=(0, 1)).size == 70 * MIB
+
+
+# ---- garbage collection
+
+
+def test_garbage_collection_frees_what_is_at_least_of_average_age_and_does_not_stop_early():
+    """Limit 1000, threshold 0.5: 500 MiB. Searches of the large pool: one a request."""
+    a = allocator(limit=1000 * MIB, gc_threshold=0.5)
+    blocks = [a.malloc(n * MIB) for n in (200, 150, 100, 100)]  # searches 1 to 4; reserved 550
+    a.free(blocks[0])  # born 4
+    a.free(a.malloc(20 * MIB, stream=1))  # search 5, 570 > 500, GC: only 200 is free, age 1 = average: it goes
+    assert a.counters.device_frees == 1
+    assert a.counters.reserved == 370 * MIB  # 150 + 100 + 100 + 20
+    a.free(blocks[1])  # born 5
+    a.free(a.malloc(160 * MIB, stream=2))  # search 6; 370 <= 500: none collected; reserved 530, born 6
+    a.free(blocks[2])  # born 6
+    # Search 7, 530 > 500, target 30. Ages: 20 MiB (born 5) 2, 150 (born 5) 2, 160 (born 6) 1, 100 (born 6) 1;
+    # average 1.5: 20 and 150 go in one pass although 20 and 150 > 30.
+    a.malloc(300 * MIB, stream=3)
+    assert a.counters.device_frees == 3
+    assert a.counters.reserved == (100 + 100 + 160 + 300) * MIB
+
+
+def test_garbage_collection_leaves_small_and_private_pools():
+    a = allocator(limit=100 * MIB, gc_threshold=0.1)
+    a.free(a.malloc(100))
+    a.free(a.malloc(20 * MIB, pool=(0, 1)))
+    a.malloc(12 * MIB)
+    assert a.counters.device_frees == 0
+
+
+# ---- expandable segments
+
+
+def test_the_block_at_the_growing_tail_is_used_last():
+    """Blocks 30 | 50 | 30 in 120 MiB (6 pages), 10 free at the tail. Free: 50 in the middle, and the tail."""
+    a = allocator(expandable=True)
+    first, middle, last = (a.malloc(n * MIB) for n in (30, 50, 30))
+    a.free(middle)
+    # 8 MiB fit the tail (10) best, but the tail can grow to the whole space: the middle (50) is taken.
+    assert a.malloc(8 * MIB).address == first.address + 30 * MIB
+    assert a.counters.reserved == 120 * MIB
+    a.free(last)  # tail: 40 free. 42 are free in the middle: 41 MiB fit there without growing.
+    assert a.malloc(41 * MIB).address == first.address + 38 * MIB
+
+
+def test_growing_begins_with_the_free_block_before_the_hole():
+    # 16 MiB in one page of 20: 4 free. 24 MiB need 20 more: one page, and the block begins at 16 MiB.
+    a = allocator(expandable=True)
+    first = a.malloc(16 * MIB)
+    block = a.malloc(24 * MIB)
+    assert block.address == first.address + 16 * MIB
+    assert (a.counters.maps, a.counters.map_calls, a.counters.reserved) == (2, 2, 40 * MIB)
+
+
+def test_only_whole_pages_are_unmapped_and_the_lowest_hole_with_room_is_filled_first():
+    # 30 | 30 | 30 | 30 in 120 MiB. Blocks 1 [30, 60) and 3 [90, 120) are freed: pages [40, 60), [100, 120) go.
+    a = allocator(expandable=True)
+    blocks = [a.malloc(30 * MIB) for _ in range(4)]
+    base = blocks[0].address
+    a.free(blocks[1])
+    a.free(blocks[3])
+    a.release_cached()
+    assert (a.counters.unmaps, a.counters.unmap_calls, a.counters.reserved) == (2, 2, 80 * MIB)
+    assert a.stuck() == 20 * MIB  # [30, 40) and [90, 100)
+    # 25 MiB: the hole [40, 60) and 10 free MiB before it have room.
+    assert a.malloc(25 * MIB).address == base + 30 * MIB
+    # 35 MiB: 5 free MiB are left at 55; [90, 100) and the tail have room.
+    assert a.malloc(35 * MIB).address == base + 90 * MIB
+
+
+def test_a_segment_of_which_nothing_is_mapped_goes_and_a_full_one_is_followed_by_another():
+    a = CachingAllocator(Settings(expandable=True), Device(), va_bytes=100 * MIB)
+    first = a.malloc(90 * MIB)
+    second = a.malloc(30 * MIB)  # 10 MiB are left: a second space
+    assert len(a.segments) == 2
+    assert second.segment is not first.segment
+    a.free(second)
+    a.release_cached()
+    assert len(a.segments) == 1
+    with pytest.raises(OutOfMemoryError):
+        a.malloc(101 * MIB)  # more than an address space
+
+
+def test_a_device_that_fills_up_while_growing_keeps_the_pages_it_gave():
+    # Space: 20 hole (free pages given back) | 16 in use | hole. Device 60 MiB. 50 MiB need a run from the tail.
+    a = allocator(capacity=60 * MIB, expandable=True)
+    a.malloc(16 * MIB)
+    with pytest.raises(OutOfMemoryError):
+        a.malloc(70 * MIB)  # 4 + 80 wanted, 40 left: all or nothing for one hole
+    assert (a.counters.reserved, a.counters.retries) == (20 * MIB, 1)
+    assert a.malloc(44 * MIB).size == 44 * MIB
+    assert a.counters.reserved == 60 * MIB
+
+
+def test_large_blocks_are_cut_to_512_bytes_while_expandable_segments_are_on():
+    a = allocator(expandable=True)
+    assert a.malloc(19 * MIB + 512 * 1024).size == 19 * MIB + 512 * 1024
+    assert a.counters.allocated == 19 * MIB + 512 * 1024
+    assert a.malloc(MIB).segment.page == 2 * MIB  # the small pool has pages of its own
+    assert allocator(expandable=True, large_segment=12 * MIB).malloc(2 * MIB).segment.page == 12 * MIB
+
+
+def test_switched_off_expandable_blocks_are_passed_over():
+    a = allocator(expandable=True)
+    a.free(a.malloc(20 * MIB))
+    a.settings = Settings()
+    assert not a.malloc(15 * MIB).segment.expandable
+    assert a.counters.device_allocs == 1
+
+
+def test_oversize_release_stops_at_an_expandable_candidate_and_walks_down():
+    # Free on stream 0: 130 (cudaMalloc) and 160 (expandable). Asked 150 with limit 100: first candidate of at
+    # least 150 is expandable, so what lies below goes: 130 < 150 is not enough, hence a retry.
+    a = allocator(capacity=340 * MIB, max_split=100 * MIB)
+    plain = a.malloc(130 * MIB)
+    a.settings = Settings(expandable=True, max_split=100 * MIB)
+    grown = a.malloc(160 * MIB)
+    a.free(plain)
+    a.free(grown)
+    a.settings = Settings(max_split=100 * MIB)
+    a.malloc(150 * MIB)
+    assert (a.counters.device_frees, a.counters.retries, a.counters.unmaps) == (1, 1, 8)
+
+
+# ---- streams and private pools
+
+
+def test_a_deferred_free_is_active_and_keeps_its_neighbours_apart():
+    a = allocator()
+    a.free(a.malloc(40 * MIB))
+    left, late, right = a.malloc(12 * MIB), a.malloc(12 * MIB), a.malloc(12 * MIB)
+    ticket = a.defer(late)
+    assert (a.counters.allocated, a.counters.active) == (24 * MIB, 36 * MIB)
+    a.free(left)
+    a.free(right)
+    assert sorted(b.size // MIB for b in a.all_free()) == [12, 16]
+    a.complete(ticket)
+    assert [b.size // MIB for b in a.all_free()] == [40]
+    a.complete(ticket)  # once is enough
+    assert a.counters.active == 0
+
+
+def test_a_retry_waits_for_deferred_frees():
+    a = allocator(capacity=60 * MIB)
+    ticket = a.defer(a.malloc(60 * MIB))
+    assert a.malloc(50 * MIB).size == 50 * MIB
+    a.complete(ticket)
+    assert a.counters.reserved == 50 * MIB
+
+
+def test_private_pools_are_given_back_only_when_nobody_uses_them_small_before_large():
+    gone = []
+
+    class Watch(Device):
+        def release(self, address, size):
+            gone.append(size // MIB)
+            super().release(address, size)
+
+    a = CachingAllocator(Settings(), Watch())
+    for size in (30 * MIB, 100):
+        a.free(a.malloc(size, pool=(0, 1)))
+    a.release_cached()
+    assert gone == []
+    a.rules[0, 1] = PoolRules(freeable=True)
+    a.release_cached()
+    assert gone == [2, 30]
+
+
+def test_a_pool_for_need_serves_the_default_pool_before_anything_is_released():
+    a = allocator(capacity=100 * MIB)
+    a.rules[0, 1] = PoolRules(use_on_oom=True)
+    a.free(a.malloc(60 * MIB, pool=(0, 1)))
+    cached = a.malloc(40 * MIB)
+    a.free(cached)
+    block = a.malloc(50 * MIB)
+    assert block.segment.pool == (0, 1)
+    assert (a.counters.retries, a.counters.device_frees) == (0, 0)
+    with pytest.raises(OutOfMemoryError):
+        a.malloc(70 * MIB, pool=(0, 2))  # private pools are not served by it
+
+
+def test_a_pool_that_does_not_split_hands_out_whole_blocks_and_a_custom_one_does_not_expand():
+    a = allocator(expandable=True)
+    a.rules = {(0, 1): PoolRules(no_split=True, custom=True)}
+    block = a.malloc(2 * MIB, pool=(0, 1))
+    assert (block.size, block.segment.expandable) == (20 * MIB, False)
+
+
+# ---- figures
+
+
+def test_the_figures_have_the_names_of_memory_stats():
+    # 100 bytes: small segment 2 MiB, 512 in use, the rest split. 15 MiB: 16 MiB segment, slack 1 MiB stays inside.
+    a = allocator()
+    a.malloc(100)
+    a.free(a.malloc(15 * MIB))
+    s = a.statistics()
+    assert s["allocated_bytes.all.current"] == s["active_bytes.small_pool.current"] == 512
+    assert s["requested_bytes.all.peak"] == 100 + 15 * MIB
+    assert s["allocated_bytes.large_pool.peak"] == 16 * MIB
+    assert s["reserved_bytes.all.current"] == 18 * MIB
+    assert s["inactive_split_bytes.all.current"] == 2 * MIB - 512
+    assert (s["segment.all.current"], s["segment.small_pool.current"]) == (2, 1)
+    assert (s["num_device_alloc"], s["num_alloc_retries"]) == (2, 0)
