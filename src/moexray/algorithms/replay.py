@@ -289,6 +289,8 @@ class _Follower:
         return True, None
 
     def _segment_map(self, e: Event, ask: _Ask | None) -> tuple[bool, Block | None]:
+        if e.size <= 0 or not self.device.is_free(e.address, e.size):
+            return False, None
         small = is_small(ask.size) if ask else e.size == SMALL_SEGMENT
         pool = ask.pool if ask else self.places.of(e)
         free = self.allocator.free_list(pool, small=small)
@@ -298,7 +300,7 @@ class _Follower:
         if hole is None:
             hole = open_segment(self.allocator, e.stream, pool, small=small, address=e.address)
             start = start or hole
-        if e.size <= 0 or e.address + e.size > hole.address + hole.size:
+        if e.address + e.size > hole.address + hole.size:
             return False, None
         right = ask is not None and start is not None and next_step(start, ask.size) == (hole, e.size)
         right = right and hole.address == e.address
