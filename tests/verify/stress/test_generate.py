@@ -196,7 +196,10 @@ def test_a_preparation_is_worked_out_by_hand():
     brief = preparation(ROWS, Aim(0.2, 1), most=1 << 40)
     assert (brief.size, brief.brief) == (64 * MIB, True)  # 1 - 64 / (16 + 64) = 0.2
     more = preparation(ROWS, Aim(0.9, 1), most=1 << 40)  # a hole as large as the largest, in new memory
-    assert (more.size, more.seal, more.brief) == (8 * MIB + 512, 8 * MIB + 1024, True)
+    assert (more.size - more.piece, more.piece, more.brief) == (8 * MIB, 8 * MIB + 512, True)
+    assert more.seal > more.size
+    little = preparation(ROWS, Aim(0.6, 1), most=1 << 40)
+    assert little.size - little.piece == 4 * MIB  # 1 - 8 / (16 + 4) = 0.6
     first = preparation([Row(HOME, 1, 1 << 40, [(MIB, 1)])], Aim(0.75, 64 * MIB, cached=False), most=1 << 40)
     assert first.size - first.piece == 16 * MIB  # four of them make 64 MiB and 0.75
 

@@ -139,7 +139,8 @@ class _Workload:
         """Takes the actions that bring the ratio closest to the target."""
         aim = Aim(self.spec.target, self.spec.live_bytes // LEAST_FREE, cached=not self.spec.oom)
         useless: set[tuple[int, Home]] = set()  # requests that another hole served than was thought
-        best, stale, last = 9.0, 0, None
+        best, stale = 9.0, 0
+        last: Action | None = None
         for _ in range(moves):
             rows = self.heap.rows(released=self.spec.oom)
             off = distance(rows, aim)
@@ -150,11 +151,9 @@ class _Workload:
             if off <= TOLERANCE or stale >= STALE or stop():
                 return
             last = self._choose(rows, aim, off, useless)
-            if last is None:
-                return
             self._do(last)
 
-    def _choose(self, rows: list[Row], aim: Aim, off: float, useless: set[tuple[int, Home]]) -> Action | None:
+    def _choose(self, rows: list[Row], aim: Aim, off: float, useless: set[tuple[int, Home]]) -> Action:
         if enough(rows, aim):
             found = actions(rows, self.heap.rows(released=True), aim, self.dice, self.keep)
             usable = (a for a in found if a.handle is not None or (a.size, a.home) not in useless)
@@ -172,12 +171,16 @@ class _Workload:
             if action.piece:
                 self.heap.release()  # so that no other cached segment serves the piece
             handle = self._ask(Request(action.size, 0, STEERED), action.home, self._later())
+            self._pin(action.seal, action.home)
             if handle is not None and action.brief:
                 self._free(handle, defer=False)
-            if handle is not None and action.piece:
-                handle = self._ask(Request(action.piece, 0, STEERED), action.home, self._later())
-            if handle is not None and (action.piece or action.stays):
-                self.keep.add(handle)
+            self._pin(action.piece, action.home)
+
+    def _pin(self, size: int, home: Home) -> None:
+        """Asks for a block that steering does not free; none of 0 bytes."""
+        handle = self._ask(Request(size, 0, STEERED), home, self._later()) if size else None
+        if handle is not None:
+            self.keep.add(handle)
 
     def _later(self) -> int:
         """A step in which something steered dies."""

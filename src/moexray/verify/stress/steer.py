@@ -3,8 +3,8 @@
 A block freed between two others adds a hole (total free grows, the largest stays: the ratio rises);
 one freed beside the largest hole lets it grow, a hole filled exactly goes (the ratio falls); a piece
 taken from the largest hole makes it smaller. All effects are known beforehand from the row of blocks.
-Where no single action helps, one prepares the next: the largest hole is cut in two, or a large
-temporary comes and goes and leaves a hole of its size.
+Where no single action helps, a temporary comes and goes and leaves a new hole of its size, behind which
+something stays so that the hole keeps its size.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Action(NamedTuple):
             release what is cached.
         brief: The block asked for is freed at once.
         piece: Bytes of it that are asked for again and stay, so that its memory is not given back.
-        stays: Freeing the block would undo what it is for.
+        seal: Bytes that are asked for right behind it and stay, so that its hole stays apart.
     """
 
     off: float
@@ -57,7 +57,7 @@ class Action(NamedTuple):
     home: Home = (0, (0, 0))
     brief: bool = False
     piece: int = 0
-    stays: bool = False
+    seal: int = 0
 
 
 class _Holes:
@@ -110,8 +110,8 @@ def actions(
     return [*_frees(rows, holes, dice, keep), *_fills(rows, holes, dice), Action(distance(released, aim))]
 
 
-def preparation(rows: list[Row], aim: Aim, most: int) -> Action | None:
-    """What to do where no action helps at once; None where the largest hole cannot be cut.
+def preparation(rows: list[Row], aim: Aim, most: int) -> Action:
+    """What to do where no action helps at once: one more hole, or a larger one.
 
     Args:
         rows: The memory.
@@ -120,18 +120,20 @@ def preparation(rows: list[Row], aim: Aim, most: int) -> Action | None:
     """
     holes = _Holes(rows, aim)
     largest = holes.top[0] if holes.top else 0
+    if holes.total < aim.least:  # such that their sum and the largest will fit the aim
+        return _new_hole(max(int(aim.least * (1 - aim.ratio)), LEAST_PIECE), largest, aim)
+    if holes.ratio() < aim.ratio:  # the hole that would do, at most as large as the largest
+        return _new_hole(min(int(largest / (1 - aim.ratio)) - holes.total, largest), largest, aim)
+    hole = int(holes.total * (1 - aim.ratio) / max(aim.ratio, 0.01))
+    hole = min(hole, most) // QUANTUM * QUANTUM
+    return Action(1.0, None, hole, brief=True) if aim.cached else _new_hole(hole, largest, aim)
+
+
+def _new_hole(size: int, largest: int, aim: Aim) -> Action:
+    """A hole of about `size` bytes; what is asked for exceeds all holes, so that none of them serves it."""
     piece = max(LEAST_PIECE, largest) + QUANTUM
-    if holes.total < aim.least:  # one more hole, such that their sum and the largest will fit the aim
-        hole = max(int(aim.least * (1 - aim.ratio)), LEAST_PIECE) // QUANTUM * QUANTUM
-        return Action(1.0, None, hole + piece, brief=True, piece=piece)
-    if holes.ratio() < aim.ratio:
-        row = next(r for r in rows if (largest, None) in r.spans)
-        half = largest // 2 // QUANTUM * QUANTUM
-        return Action(1.0, None, half, row.home, stays=True) if row.smallest <= half <= row.largest else None
-    hole = min(int(holes.total * (1 - aim.ratio) / max(aim.ratio, 0.01)), most) // QUANTUM * QUANTUM
-    if aim.cached:
-        return Action(1.0, None, hole, brief=True)
-    return Action(1.0, None, hole + piece, brief=True, piece=piece)
+    size = max(size, 2 * LEAST_PIECE) // QUANTUM * QUANTUM + piece
+    return Action(1.0, None, size, brief=True, piece=piece, seal=size + QUANTUM if aim.cached else 0)
 
 
 def _frees(rows: list[Row], holes: _Holes, dice: random.Random, keep: Container[int]) -> Iterator[Action]:
