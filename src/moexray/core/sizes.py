@@ -1,9 +1,22 @@
-"""Bytes as text: the one place, since rules write sizes into claims and faces into tables."""
+"""Bytes as text and what the units of texts mean: the one place, for readers, rules and faces."""
 
 from __future__ import annotations
 
-__all__ = ["human_bytes"]
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["BINARY_UNITS", "DECIMAL_UNITS", "human_bytes"]
+
+# Unit in lower case -> bytes. Who writes "GB" and means GiB: nvidia-smi, the kernel, engines (SGLang
+# divides by 2**30). Who means 10**9: PyTorch, which writes GiB otherwise, and benchmark tables.
+BINARY_UNITS: Mapping[str, int] = {"": 1, "b": 1, "byte": 1, "bytes": 1} | {
+    f"{prefix}{end}": 1 << 10 * power for power, prefix in enumerate("kmgt", 1) for end in ("ib", "b", "byte")
+}
+DECIMAL_UNITS: Mapping[str, int] = {**BINARY_UNITS} | {
+    f"{prefix}{end}": 10 ** (3 * power) for power, prefix in enumerate("kmgt", 1) for end in ("b", "byte")
+}
 STEPS = (("B", 0), ("KiB", 1), ("MiB", 1), ("GiB", 2), ("TiB", 2))
 KIB = 1024.0
 

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from moexray.core.pattern import lazy
+from moexray.core.sizes import DECIMAL_UNITS
 
 if TYPE_CHECKING:
     from moexray.core.run import Reading
@@ -43,10 +44,7 @@ BASE: dict[str, tuple[str, float]] = {
     "us": ("s", 1e-6), "usec": ("s", 1e-6), "µs": ("s", 1e-6), "μs": ("s", 1e-6), "microseconds": ("s", 1e-6),
     "ns": ("s", 1e-9), "nsec": ("s", 1e-9), "nanoseconds": ("s", 1e-9), "nsecond": ("s", 1e-9),
     "usecond": ("s", 1e-6), "msecond": ("s", 1e-3), "min": ("s", 60.0), "minutes": ("s", 60.0),
-    "b": ("bytes", 1.0), "byte": ("bytes", 1.0), "bytes": ("bytes", 1.0),
-    "kb": ("bytes", 1e3), "mb": ("bytes", 1e6), "gb": ("bytes", 1e9), "tb": ("bytes", 1e12),
-    "kbyte": ("bytes", 1e3), "mbyte": ("bytes", 1e6), "gbyte": ("bytes", 1e9),
-    "kib": ("bytes", 2.0**10), "mib": ("bytes", 2.0**20), "gib": ("bytes", 2.0**30),
+    **{unit: ("bytes", float(factor)) for unit, factor in DECIMAL_UNITS.items() if unit},
     "%": ("ratio", 0.01), "pct": ("ratio", 0.01), "percent": ("ratio", 0.01), "ratio": ("ratio", 1.0),
     "tok/s": ("per_s", 1.0), "tokens/s": ("per_s", 1.0), "token/s": ("per_s", 1.0), "t/s": ("per_s", 1.0),
     "tokens/sec": ("per_s", 1.0), "tok/sec": ("per_s", 1.0), "tokens/second": ("per_s", 1.0),

@@ -13,6 +13,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from moexray.core.pattern import lazy
+from moexray.core.sizes import BINARY_UNITS
 from moexray.readers.lines.stamp import epoch, iso_seconds
 
 if TYPE_CHECKING:
@@ -34,10 +35,6 @@ NUMBERS = (
 )  # fmt: skip
 
 QUANTITY = lazy(r"([-+]?\d+(?:[.,]\d+)?)\s*([A-Za-z%°µ]*)")
-SIZES = {
-    "": 1 << 20, "b": 1, "bytes": 1, "kib": 1 << 10, "kb": 1 << 10, "mib": 1 << 20, "mb": 1 << 20,
-    "gib": 1 << 30, "gb": 1 << 30, "tib": 1 << 40,
-}  # fmt: skip
 LOST = lazy(r"gpu is lost|fallen off the bus", re.IGNORECASE)
 ERROR = lazy(r"err!|unknown error|gpu requires reset|reset required|gpu access blocked", re.IGNORECASE)
 DENIED = lazy(
@@ -67,7 +64,7 @@ def size(text: str, unit: str = "") -> float | None:
     found = quantity(text)
     if found is None:
         return None
-    factor = SIZES.get(found[1] or unit.lower())
+    factor = BINARY_UNITS.get(found[1] or unit.lower() or "mib")
     return None if factor is None or found[0] < 0 else found[0] * factor
 
 

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+from moexray.core.sizes import BINARY_UNITS
 
 __all__ = ["SizeOption"]
 
-UNITS: Mapping[str, int] = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 LARGEST = 1 << 50  # no device has a pebibyte
 
 
@@ -24,7 +22,7 @@ class SizeOption(click.ParamType[int]):
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """Gives the bytes; fails with what to write instead."""
         found = re.fullmatch(r"\s*(\d{1,18}(?:\.\d{1,9})?)\s*([kmgt]?)i?b?\s*", str(value).lower(), re.ASCII)
-        size = int(float(found[1]) * UNITS[found[2]]) if found else 0
+        size = int(float(found[1]) * BINARY_UNITS[f"{found[2]}ib" if found[2] else "b"]) if found else 0
         if not 0 < size <= LARGEST:
             self.fail(f"{value!r} is no size; write 80GiB, 81559MiB or bytes", param, ctx)
         return size

@@ -19,9 +19,9 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
+from moexray.core.sizes import BINARY_UNITS
 from moexray.readers.lines import words
 from moexray.readers.lines.host_events import host_event
-from moexray.readers.lines.oom_fields import SIZE_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,9 +32,6 @@ if TYPE_CHECKING:
 __all__ = ["parse"]
 
 _S = r"(\d+(?:\.\d+)?) ?([KMGT]i?B|bytes)"
-
-# Engines print binary units, "GB" included (SGLang divides by 2**30).
-_ENGINE_UNITS = {**SIZE_UNITS, "kb": 1 << 10, "mb": 1 << 20, "gb": 1 << 30, "tb": 1 << 40}
 
 _BUDGET: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (name, lazy(pattern, re.IGNORECASE))
@@ -218,4 +215,4 @@ def _token_count(text: str) -> int | None:
 
 
 def _bytes(number: str, unit: str) -> int:
-    return round(float(number) * _ENGINE_UNITS[unit.lower()])
+    return round(float(number) * BINARY_UNITS[unit.lower()])

@@ -12,26 +12,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
+from moexray.core.sizes import DECIMAL_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["ANCHOR", "SIZE_UNITS", "Fields", "read_fields"]
+__all__ = ["ANCHOR", "Fields", "read_fields"]
 
-SIZE_UNITS = {
-    "": 1,
-    "b": 1,
-    "byte": 1,
-    "bytes": 1,
-    "kib": 1 << 10,
-    "mib": 1 << 20,
-    "gib": 1 << 30,
-    "tib": 1 << 40,
-    "kb": 10**3,
-    "mb": 10**6,
-    "gb": 10**9,
-    "tb": 10**12,
-}
 IMPOSSIBLE = 1 << 60  # torch prints "17179869184.00 GiB" where the driver knows no value
 GAP = 260  # squeezed characters between two clauses of one message
 WINDOW = 2400
@@ -161,7 +148,7 @@ def _size(number: str, unit: str) -> tuple[int, float] | None:
     """(bytes, half of the last printed digit); None for values that no device can have."""
     digits = number.replace(",", "") if "." in number or re.fullmatch(r"\d{1,3}(,\d{3})+", number) else number
     digits = digits.replace(",", ".")
-    scale = SIZE_UNITS[unit.lower()]
+    scale = DECIMAL_UNITS[unit.lower()]
     value = float(digits) * scale if "." in digits else int(digits) * scale
     if value >= IMPOSSIBLE:
         return None

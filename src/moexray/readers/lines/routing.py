@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
+from moexray.core.sizes import BINARY_UNITS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
 
 __all__ = ["parse"]
 
-_UNIT = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 _PER_TOKEN = lazy(
     r"(\d[\d,]*(?:\.\d+)?) ?(?:([KMG])i?B|bytes|B) ?(?:/| per ) ?token|bytes[_ ]per[_ ]token[=: ]+(\d[\d,]*)",
     re.IGNORECASE,
@@ -33,7 +33,7 @@ def parse(lines: Sequence[Line], out: Reading) -> None:
         if m[3]:
             size = float(m[3].replace(",", ""))
         else:
-            size = float(m[1].replace(",", "")) * _UNIT[(m[2] or "").lower()]
+            size = float(m[1].replace(",", "")) * BINARY_UNITS[f"{m[2]}ib".lower() if m[2] else "b"]
         fields: dict[str, Any] = {"bytes_per_token": size}
         if tokens := _TOKENS.search(text):
             fields["tokens"] = int((tokens[1] or tokens[2]).replace(",", ""))

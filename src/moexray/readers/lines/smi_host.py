@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from moexray.core.pattern import lazy
-from moexray.readers.gpu_samples import SIZES
+from moexray.core.sizes import BINARY_UNITS
 from moexray.readers.shapes.smi import query_apps, query_gpu
 
 if TYPE_CHECKING:
@@ -144,7 +144,7 @@ def _summary(lines: Sequence[Line], out: Reading) -> None:
         elif (m := USAGE.search(text)) and (names := SUMMARY_ROWS.get(m[1].lower())):
             for name, value, unit in ((names[0], m[2], m[3]), (names[1], m[4], m[5])):
                 if name and name not in row:
-                    row[name] = int(value) * (1 if name == "segments" else SIZES[unit.lower() or "b"])
+                    row[name] = int(value) * (1 if name == "segments" else BINARY_UNITS[unit.lower()])
     close()
 
 

@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
 from moexray.core.scopes import NOTHING, SCOPES, Scope, inside, scope_of
-from moexray.readers.gpu_samples import SIZES, size, when
+from moexray.core.sizes import BINARY_UNITS
+from moexray.readers.gpu_samples import size, when
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -160,7 +161,7 @@ def _bytes(value: Any, unit: str) -> int | None:
     elif isinstance(value, bool) or not isinstance(value, int | float):
         return None
     else:
-        amount = value * SIZES.get(unit or "b", 1)
+        amount = value * BINARY_UNITS.get(unit, 1)
     if amount is None or not abs(amount) < LARGEST:
         return None
     return int(abs(amount))  # a free may be written as a negative size

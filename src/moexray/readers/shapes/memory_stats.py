@@ -185,7 +185,7 @@ def _value(fields: Mapping[str, Any], names: tuple[str, ...], *, is_size: bool) 
             return value
         if is_size and isinstance(fields.get(name), str) and (value := size(fields[name], "b")) is not None:
             return value
-        for unit in ("mib", "mb", "gib", "gb") if is_size else ():
+        for unit in ("mib", "mb", "gib", "gb", "kib", "kb") if is_size else ():
             for given in (f"{name}_{unit}", f"{name.removesuffix('_bytes')}_{unit}"):
                 if (value := _number(fields.get(given))) is not None:
                     return size(f"{value} {unit}")
