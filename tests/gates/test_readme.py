@@ -12,6 +12,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,6 +36,9 @@ STAND_INS = {
     "traces": "examples/incident/traces",
     "server.log": "examples/incident/logs/server.log",
     "snapshot.pickle": "examples/incident/memory/snapshot_rank0.pickle.gz",
+    "before.pickle": "examples/incident/memory/snapshot_rank0.pickle.gz",
+    "after.pickle": "examples/incident/memory/snapshot_rank0.pickle.gz",
+    "counts.json": "examples/incident/routing/expert_load.json",
 }
 
 
@@ -71,6 +75,8 @@ def copy(tmp_path):
     shutil.copytree(ROOT / "examples", here / "examples")
     for name, real in STAND_INS.items():
         (shutil.copytree if (ROOT / real).is_dir() else shutil.copy)(ROOT / real, here / name)
+    scores = np.random.default_rng(0).normal(size=(2, 256, 32)).astype(np.float32)
+    np.savez(here / "logits.npz", router_logits=scores, top_k=4)
     binaries = tmp_path / "bin"
     binaries.mkdir()
     (binaries / "moexray").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m moexray "$@"\n')
