@@ -9,6 +9,7 @@ import sys
 
 import pytest
 
+from moexray.algorithms.blocks import Settings
 from moexray.algorithms.policies import POLICIES, FirstFit
 from moexray.algorithms.replay import Action, Event, History, SegmentState, replay
 from moexray.core.errors import UsageError
@@ -29,20 +30,24 @@ def history(snapshot):
         Event(Action[e["action"].upper()], e.get("addr", 0), e["size"], e["stream"], e["pool_id"])
         for e in snapshot["device_traces"][0]
     ]
-    segments = []
-    for s in snapshot["segments"]:
-        blocks = tuple((b["address"], b["size"], b["requested_size"], b["state"] != "inactive") for b in s["blocks"])
-        small = s["segment_type"] == "small"
-        segments.append(SegmentState(s["address"], s["total_size"], s["stream"], small, s["segment_pool_id"], blocks))
-    return History(tuple(events), tuple(segments))
+    segments = [
+        SegmentState(
+            s["address"], s["total_size"], s["stream"], s["segment_type"] == "small", s["segment_pool_id"],
+            tuple((b["address"], b["size"], b["requested_size"], b["state"] != "inactive") for b in s["blocks"]),
+            expandable=s["is_expandable"],
+        )
+        for s in snapshot["segments"]
+    ]  # fmt: skip
+    settings = Settings(expandable=snapshot["allocator_settings"]["expandable_segments"])
+    return History(tuple(events), tuple(segments), settings)
 
 
-@pytest.mark.parametrize("variant", [v for v in VARIANTS if not v["expandable"]], ids=str)
+@pytest.mark.parametrize("variant", VARIANTS, ids=str)
 @pytest.mark.parametrize("mix", MIXES)
 def test_the_replay_of_a_snapshot_is_exact(variant, mix):
-    heap, _ = record(Spec(seed=3, events=1200, mix=mix, **variant))
+    heap, _ = record(Spec(seed=3, events=1000, mix=mix, **variant))
     check = replay(history(heap.snapshot()))
-    assert check.placements[1] > 300
+    assert check.placements[1] > 250
     assert check.exact, check
 
 
@@ -111,6 +116,20 @@ def test_frees_are_deferred_with_several_streams():
     assert gaps
     heap, _ = record(Spec(seed=2, events=3000))
     assert all(heap.events[i + 1]["action"] == "free_completed" for i, e in enumerate(heap.events) if e["action"] == "free_requested")
+
+
+def test_what_is_given_back_names_its_own_stream_and_pool():
+    for expandable, taken, back in ((False, "segment_alloc", "segment_free"), (True, "segment_map", "segment_unmap")):
+        heap, _ = record(Spec(seed=1, events=3000, streams=4, graph_pool=True, oom=True, expandable=expandable))
+        homes, seen = [], 0
+        for e in heap.events:
+            where = (e["stream"], e["pool_id"])
+            if e["action"] == taken:
+                homes.append((e["addr"], e["addr"] + e["size"], where))
+            elif e["action"] == back:
+                seen += 1
+                assert {h for low, high, h in homes if low <= e["addr"] < high} == {where}
+        assert seen > 3
 
 
 def test_a_small_device_makes_retries():

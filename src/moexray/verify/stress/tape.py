@@ -7,7 +7,8 @@ step every millisecond.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from bisect import bisect_right
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moexray.algorithms import conf
 from moexray.algorithms.allocator import CachingAllocator, OutOfMemoryError
@@ -31,12 +32,25 @@ LARGEST = 1 << 40
 STATES = ("inactive", "active_allocated", "active_pending_free")
 
 
+class Asker(NamedTuple):
+    """Who asks: call stack, note, stream and pool."""
+
+    frames: list[dict[str, Any]]
+    note: str
+    home: Home
+
+
 class _Driver:
-    """Gives fresh addresses and notes what it gives; see algorithms.device.Driver."""
+    """Gives fresh addresses and notes what it gives; see algorithms.device.Driver.
+
+    What is given back is noted for whom it was taken, not for whose request it goes.
+    """
 
     def __init__(self, tape: TorchHeap, capacity: int | None) -> None:
         self.tape, self.capacity, self.used = tape, capacity, 0
         self._next, self._space = CUDA, VIRTUAL
+        self._owner: dict[int, Asker] = {}  # start of a segment or address space -> who asked for it
+        self._spaces: list[int] = []  # starts of the address spaces, ascending
 
     def free(self) -> int:
         """Bytes that the device still has."""
@@ -46,26 +60,30 @@ class _Driver:
         if not self._take(size):
             return None
         address, self._next = self._next, self._next + -(-size // PAGE) * PAGE
-        self.tape.note("segment_alloc", address, size)
+        self._owner[address] = self.tape.asker
+        self.tape.note("segment_alloc", address, size, self.tape.asker)
         return address
 
     def release(self, address: int, size: int) -> None:
         self.used -= size
-        self.tape.note("segment_free", address, size)
+        self.tape.note("segment_free", address, size, self._owner.pop(address))
 
     def reserve(self, size: int) -> int:
         address, self._space = self._space, self._space + 2 * size
+        self._owner[address] = self.tape.asker
+        self._spaces.append(address)
         return address
 
     def map(self, address: int, size: int) -> bool:
         if not self._take(size):
             return False
-        self.tape.note("segment_map", address, size)
+        self.tape.note("segment_map", address, size, self.tape.asker)
         return True
 
     def unmap(self, address: int, size: int) -> None:
         self.used -= size
-        self.tape.note("segment_unmap", address, size)
+        owner = self._owner[self._spaces[bisect_right(self._spaces, address) - 1]]
+        self.tape.note("segment_unmap", address, size, owner)
 
     def _take(self, size: int) -> bool:
         fits = self.capacity is None or self.used + size <= self.capacity
@@ -111,7 +129,7 @@ class TorchHeap:
         self._due: list[tuple[int, int]] = []  # (requests to come, ticket) of deferred frees
         self._frames: dict[tuple[str, str, int], list[dict[str, Any]]] = {}
         self._next = 0
-        self._now: tuple[list[dict[str, Any]], str, Home] = ([], "", (0, (0, 0)))
+        self.asker = Asker([], "", (0, DEFAULT_POOL))  # whose request is served
         self._clock = START_US
 
     # ---- Heap
@@ -120,14 +138,16 @@ class TorchHeap:
         """See Heap; an "oom" entry is written where nothing fits."""
         self._process_events()
         stream, pool = home
-        self._now = (self._stack(request.site), request.note, home)
+        self.asker = Asker(self._stack(request.site), request.note, home)
         try:
             block = self.allocator.malloc(request.size, stream, pool)
         except OutOfMemoryError as why:
             entry = {"action": "oom", "device_free": self.driver.free(), "size": why.size, "stream": stream}
-            self.events.append({**entry, "time_us": self._tick(), "frames": self._now[0], "pool_id": pool})
+            self.events.append(
+                {**entry, "time_us": self._tick(), "frames": self.asker.frames, "pool_id": pool}
+            )
             return None
-        self._made[block] = self._now[:2]
+        self._made[block] = (self.asker.frames, self.asker.note)
         self.note_block("alloc", block, request.size)
         handle, self._next = self._next, self._next + 1
         self._blocks[handle] = block
@@ -205,10 +225,9 @@ class TorchHeap:
         if self.marks and self.marks[-1]["stage"] == "START":
             self.marks.append({**self.marks[-1], "stage": "END", "time_us": self._tick()})
 
-    def note(self, action: str, address: int, size: int) -> None:
-        """Writes an entry about a segment, for the request that is being served."""
-        frames, _, (stream, pool) = self._now
-        self._write(action, address, size, (stream, pool), frames, "")
+    def note(self, action: str, address: int, size: int, who: Asker) -> None:
+        """Writes an entry about a segment."""
+        self._write(action, address, size, who.home, who.frames, "")
 
     def note_block(self, action: str, block: Block, size: int) -> None:
         """Writes an entry about a block."""
