@@ -6,6 +6,7 @@ MoexrayError
 │   ├── EmptyError    the file holds nothing
 │   ├── UnsafeError   the file wants to run code and was refused
 │   └── LimitError    the file passes a limit of size, ratio or depth
+├── ExchangeError     ranks could not exchange data; names the ranks at fault
 └── SchemaError       our own code broke a table's contract (a bug of ours)
 """
 
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 __all__ = [
     "EmptyError",
+    "ExchangeError",
     "LimitError",
     "MoexrayError",
     "ReadError",
@@ -62,6 +64,21 @@ class UnsafeError(ReadError):
 
 class LimitError(ReadError):
     """A file passes a limit of size, compression ratio or depth."""
+
+
+class ExchangeError(MoexrayError):
+    """Ranks could not exchange data.
+
+    Args:
+        what: One line with rank, process id and last sequence number of the ranks at fault.
+        where: The exchange, and the rank that saw it.
+        hint: What to try next.
+        ranks: The ranks at fault, as far as they are known.
+    """
+
+    def __init__(self, what: str, *, where: str = "", hint: str = "", ranks: tuple[int, ...] = ()) -> None:
+        super().__init__(what, where=where, hint=hint)
+        self.ranks = ranks
 
 
 class SchemaError(MoexrayError):

@@ -1,0 +1,371 @@
+"""Every rank of one host connected to every other: who is there, who waits, who is gone.
+
+A socket per pair of ranks carries the messages of wire.py and tells a death at once (end of file;
+the process descriptor too, because a forked child may keep the socket open). Who stops without
+dying sends nothing: past the timeout it is named. A rank that waits for somebody else says so every
+quarter of the timeout, so the blame falls on the one who is really stuck. All waiting is `poll`.
+"""
+
+from __future__ import annotations
+
+import array
+import json
+import os
+import select
+import socket
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from moexray.core.errors import ExchangeError
+from moexray.runtime.exchange.wire import MAX_PACKET_BYTES, Kind, Message, pack, unpack
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+__all__ = ["Link", "Mesh"]
+
+_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "hangs in the kernel (state D)"}
+# How long a socket that ended may wait for its process to end, to tell "died" from "closed".
+_DEATH_S = 1.0
+
+
+class Link:
+    """The connection to one peer.
+
+    Attributes:
+        rank: The peer's rank.
+        pid: Its process id, as the kernel says; 0 from another pid namespace.
+        sequence: Number of the last exchange it spoke of.
+        heard_s: When it last spoke, or when waiting for it began; monotonic clock.
+    """
+
+    __slots__ = ("heard_s", "pid", "pidfd", "rank", "sequence", "socket")
+
+    def __init__(self, rank: int, pid: int, connection: socket.socket) -> None:
+        connection.setblocking(False)
+        self.rank, self.pid, self.socket = rank, pid, connection
+        self.sequence, self.heard_s = 0, time.monotonic()
+        self.pidfd = -1
+        try:
+            self.pidfd = os.pidfd_open(pid)
+        except (OSError, AttributeError):  # other pid namespace, old kernel: the socket must do
+            self.pidfd = -1
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} (pid {self.pid})"
+
+    def is_dead(self, wait_s: float = 0.0) -> bool:
+        """Its process ended."""
+        return self.pidfd >= 0 and bool(select.select([self.pidfd], [], [], wait_s)[0])
+
+    def close(self) -> None:
+        """Gives back both descriptors."""
+        self.socket.close()
+        if self.pidfd >= 0:
+            os.close(self.pidfd)
+            self.pidfd = -1
+
+
+class Mesh:
+    """All links of one rank.
+
+    Args:
+        group: Name of the group of ranks.
+        rank: This rank.
+        links: One per other rank.
+        timeout_s: After this silence a rank that is waited for counts as stuck, in s.
+
+    Attributes:
+        sequence: Number of the exchange in progress; sent along with all that this rank says.
+        waits: How often this rank had to wait.
+        wait_ns: For how long in all, in ns.
+    """
+
+    def __init__(self, group: str, rank: int, links: Iterable[Link], timeout_s: float) -> None:
+        self.group, self.rank, self.timeout_s = group, rank, timeout_s
+        self.links = sorted(links, key=lambda link: (link.rank - rank) % 65536)
+        self.sequence = self.waits = self.wait_ns = 0
+        self._votes = 0
+        self._inbox = bytearray(MAX_PACKET_BYTES)
+        self._pending: dict[int, Link] = {}
+        self._poll = select.poll()
+        self._turn_s = self._spoke_s = 0.0
+
+    # ------------------------------------------------------------------ speaking
+
+    def send(self, link: Link, message: Message, fds: Sequence[int] = ()) -> None:
+        """Sends a message that the peer needs.
+
+        Raises:
+            ExchangeError: the peer is gone, or reads nothing.
+        """
+        packet = pack(message)
+        extra = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
+        while True:
+            try:
+                if extra:
+                    link.socket.sendmsg([packet], extra)
+                else:
+                    link.socket.send(packet)
+            except BlockingIOError:
+                if not select.select([], [link.socket], [], self.timeout_s)[1]:
+                    raise self._silent([link]) from None
+            except OSError:
+                raise self._why_gone(link) from None
+            else:
+                return
+
+    def tell(self, link: Link, message: Message) -> None:
+        """Sends a message that nobody depends on: a peer that is done may be gone."""
+        try:
+            link.socket.send(pack(message))
+        except OSError:
+            return
+
+    def abort(self, why: ExchangeError) -> None:
+        """Tells everybody that this rank gives up, and who is at fault."""
+        text = json.dumps({"what": why.what[:1000], "ranks": why.ranks[:64]}).encode()
+        for link in self.links:
+            self.tell(link, Message(Kind.ABORT, self.sequence, text=text))
+
+    def close(self) -> None:
+        """Says goodbye and gives back all descriptors; safe twice."""
+        for link in self.links:
+            self.tell(link, Message(Kind.BYE, self.sequence))
+            link.close()
+        self.links = []
+        self._pending.clear()
+
+    # ------------------------------------------------------------------ waiting
+
+    def begin(self) -> None:
+        """Everybody is waited for from now on."""
+        now = time.monotonic()
+        self._turn_s = self._spoke_s = now
+        for fd in self._pending:
+            self._poll.unregister(fd)
+        self._pending.clear()
+        for link in self.links:
+            link.heard_s = now
+            for fd in (link.socket.fileno(), link.pidfd):
+                if fd >= 0:
+                    self._pending[fd] = link
+                    self._poll.register(fd, select.POLLIN)
+
+    def done(self, link: Link) -> None:
+        """This peer is not waited for any more; what it says next stays unread."""
+        for fd in (link.socket.fileno(), link.pidfd):
+            if self._pending.pop(fd, None):
+                self._poll.unregister(fd)
+
+    def wait(self, *, idle: bool) -> list[Link]:
+        """Peers that said something, or died.
+
+        Args:
+            idle: There is nothing to do but wait; otherwise only looks.
+
+        Raises:
+            ExchangeError: peers were silent for too long; names them.
+        """
+        now = time.monotonic()
+        if now - self._turn_s > self.timeout_s / 4:
+            self._forgive(now)  # this rank itself was stopped or starved: it cannot judge the others
+        if not idle:
+            ready = self._poll.poll(0)
+        else:
+            self._speak_up(now)
+            due_s = min(link.heard_s for link in self._pending.values()) + self.timeout_s
+            wake_s = max(now, min(due_s, self._spoke_s + self.timeout_s / 4))
+            ready = self._poll.poll((wake_s - now) * 1000 + 1)
+            began, now = now, time.monotonic()
+            self.waits += 1
+            self.wait_ns += int((now - began) * 1e9)
+            if now - wake_s > self.timeout_s / 4:
+                self._forgive(now)
+        self._turn_s = now
+        if not ready and idle:
+            late = {link.rank: link for link in self._pending.values() if now >= link.heard_s + self.timeout_s}
+            if late:
+                raise self._silent(list(late.values()))
+        found = {self._pending[fd].rank: self._pending[fd] for fd, _ in ready}
+        return list(found.values())
+
+    def receive(self, link: Link, fds: list[int] | None = None) -> Message | None:
+        """The next message of a peer; None when there is none for the caller.
+
+        Args:
+            link: The peer.
+            fds: Descriptors that came along are appended; without it the kernel closes them.
+
+        Raises:
+            ExchangeError: the peer is gone or gave up; the message says who is at fault.
+        """
+        packet = self._packet(link, fds)
+        if packet is None:
+            if link.is_dead():
+                raise self._why_gone(link)
+            return None
+        if not packet:
+            raise self._ended(link)
+        try:
+            message = unpack(packet)
+        except ExchangeError as why:
+            raise self.blame(link, f"{link} sent a {why.what}", why.hint) from None
+        link.heard_s = time.monotonic()
+        if message.kind != Kind.VOTE:
+            link.sequence = max(link.sequence, message.sequence)
+        if message.kind == Kind.ABORT:
+            raise self._aborted(link, message.text)
+        if message.kind == Kind.BYE:
+            raise self.blame(link, f"{link} closed the group after exchange {link.sequence}")
+        return None if message.kind == Kind.ALIVE else message
+
+    def vote(self, refusal: str, fd: int = -1) -> tuple[dict[int, str], dict[int, int]]:
+        """Asks all ranks whether they can; every rank gets the same answers, or an error.
+
+        Args:
+            refusal: Why this rank cannot; empty if it can.
+            fd: A descriptor to hand to everybody; -1 for none.
+
+        Returns:
+            (refusals, fds): who cannot and why; the descriptors of the others, now the caller's.
+
+        Raises:
+            ExchangeError: a peer is gone, silent, or does something else.
+        """
+        self._votes += 1
+        refusals = {self.rank: refusal} if refusal else {}
+        got: dict[int, int] = {}
+        extra: list[int] = []
+        try:
+            for link in self.links:
+                ballot = Message(Kind.VOTE, self._votes, text=refusal.encode())
+                self.send(link, ballot, (fd,) if fd >= 0 else ())
+            self.begin()
+            while self._pending:
+                for link in self.wait(idle=True):
+                    message = self.receive(link, extra)
+                    if extra and link.rank not in got:
+                        got[link.rank] = extra.pop(0)
+                    _close(extra)
+                    if message is None:
+                        continue
+                    if message.kind != Kind.VOTE or message.sequence != self._votes:
+                        raise self.out_of_step(link, message)
+                    if message.text:
+                        refusals[link.rank] = message.text.decode("utf-8", "replace")
+                    self.done(link)
+        except BaseException:
+            _close(extra)
+            _close(list(got.values()))
+            raise
+        return refusals, got
+
+    # ------------------------------------------------------------------ naming
+
+    def blame(self, link: Link, what: str, hint: str = "") -> ExchangeError:
+        """An error that names one peer."""
+        return ExchangeError(what, where=self.where(), hint=hint, ranks=(link.rank,))
+
+    def where(self) -> str:
+        """The exchange in progress, and who sees it."""
+        return f"exchange {self.sequence} of group {self.group!r}, seen by rank {self.rank} (pid {os.getpid()})"
+
+    def out_of_step(self, link: Link, message: Message) -> ExchangeError:
+        """The peer does another call than this rank."""
+        return self.blame(
+            link,
+            f"{link} is out of step: sent {message.kind.name} {message.sequence}",
+            "all ranks must issue the same exchanges in the same order",
+        )
+
+    def _silent(self, links: list[Link]) -> ExchangeError:
+        parts = [
+            f"{link} {_state(link)}; last message in exchange {link.sequence}"
+            for link in sorted(links, key=lambda link: link.rank)
+        ]
+        return ExchangeError(
+            f"nothing heard for {self.timeout_s:g} s: " + "; ".join(parts),
+            where=self.where(),
+            hint="take its stack (py-spy dump --pid) before restarting it",
+            ranks=tuple(sorted(link.rank for link in links)),
+        )
+
+    def _why_gone(self, link: Link) -> ExchangeError:
+        """The peer is gone: its last words, if there are any."""
+        try:
+            while self._packet_is_waiting(link):
+                self.receive(link)
+        except ExchangeError as why:
+            return why
+        return self._ended(link)
+
+    def _packet_is_waiting(self, link: Link) -> bool:
+        return bool(select.select([link.socket], [], [], 0)[0])
+
+    def _ended(self, link: Link) -> ExchangeError:
+        if link.is_dead(min(_DEATH_S, self.timeout_s)):
+            what = f"{link} died; last message in exchange {link.sequence}"
+            return self.blame(link, what, "look for the OOM killer and crashes in dmesg and in its log")
+        return self.blame(link, f"{link} left without a word; last message in exchange {link.sequence}")
+
+    def _aborted(self, link: Link, text: bytes) -> ExchangeError:
+        try:
+            fields = json.loads(text)
+            what, ranks = str(fields["what"]), tuple(int(rank) for rank in fields["ranks"])
+        except (ValueError, TypeError, KeyError, RecursionError):
+            what, ranks = "for no reason that can be read", (link.rank,)
+        return ExchangeError(f"{link} gave up: {what}", where=self.where(), ranks=ranks or (link.rank,))
+
+    # ------------------------------------------------------------------ inside
+
+    def _packet(self, link: Link, fds: list[int] | None) -> memoryview | None:
+        """The next packet; empty at the end, None when there is none now."""
+        for _ in range(2):
+            try:
+                if fds is None:
+                    size = link.socket.recv_into(self._inbox)
+                else:
+                    room = socket.CMSG_SPACE(4 * 4)
+                    size, extra, _, _ = link.socket.recvmsg_into([self._inbox], room, socket.MSG_CMSG_CLOEXEC)
+                    fds.extend(_descriptors(extra))
+            except BlockingIOError:
+                return None
+            except ConnectionResetError:
+                continue  # said once, before the last words of a peer that closed with mail unread
+            return memoryview(self._inbox)[:size]
+        return memoryview(b"")
+
+    def _forgive(self, now: float) -> None:
+        for link in self._pending.values():
+            link.heard_s = now
+
+    def _speak_up(self, now: float) -> None:
+        if now - self._spoke_s >= self.timeout_s / 4:
+            self._spoke_s = now
+            for link in self.links:
+                self.tell(link, Message(Kind.ALIVE, self.sequence))
+
+
+def _descriptors(extra: list[tuple[int, int, bytes]]) -> list[int]:
+    found = array.array("i")
+    for level, type_, data in extra:
+        if (level, type_) == (socket.SOL_SOCKET, socket.SCM_RIGHTS):
+            found.frombytes(data[: len(data) - len(data) % found.itemsize])
+    return list(found)
+
+
+def _close(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())
+
+
+def _state(link: Link) -> str:
+    """What the kernel says about a silent peer."""
+    try:
+        stat = Path(f"/proc/{link.pid}/stat").read_text("utf-8", "replace") if link.pid else ""
+    except OSError:
+        stat = ""
+    state = stat.rpartition(")")[2].strip()[:1]
+    return _STATES.get(state, "is silent")

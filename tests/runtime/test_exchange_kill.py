@@ -1,0 +1,121 @@
+"""Ranks that are killed or stopped at random: nothing lost, the right one named, nothing left."""
+
+import os
+import random
+import signal
+import time
+
+import exchange_pool
+import pytest
+
+pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
+
+# Groups at a time: most of the time goes by waiting for silence.
+LANES = 8
+TIMEOUT_S = 2.0
+
+
+@pytest.fixture
+def pool():
+    pool = exchange_pool.Pool()
+    yield pool
+    pool.close()
+
+
+class Case:
+    """One group with one victim, from the start to the check."""
+
+    def __init__(self, pool, seed, folder):
+        self.rng = rng = random.Random(seed)
+        self.world = rng.choice((2, 2, 3, 4))
+        self.turns = rng.randrange(2, 12)
+        rungs = rng.choice((["shm", "ring"], ["shm", "ring"], ["ring"]))
+        self.jobs = exchange_pool.jobs(
+            f"kill {os.getpid()} {seed}", self.world, seed=seed, turns=self.turns,
+            max_bytes=rng.choice((0, 100, 9000, 40000)),
+            options={"rungs": rungs, "timeout_s": TIMEOUT_S, "checksums": rng.random() < 0.5, "folder": folder},
+        )
+        self.victim = rng.randrange(self.world)
+        self.is_stop = rng.random() < 0.35
+        self.signal = signal.SIGSTOP if self.is_stop else signal.SIGKILL
+        self.delay_s = None
+        if rng.random() < 0.75:
+            self.jobs[self.victim].update(at=rng.randrange(1, 60 * self.world), signal=self.signal)
+        else:
+            self.delay_s = rng.random() ** 2 * 0.06
+        self.workers = pool.take(self.world)
+        for worker, job in zip(self.workers, self.jobs, strict=True):
+            worker.ask(job)
+        if self.delay_s is not None:
+            time.sleep(self.delay_s)
+            os.kill(self.workers[self.victim].pid, self.signal)
+
+    def finish(self, pool):
+        """Collects the answers; the victim's last, after it was woken or killed."""
+        answers = {
+            rank: worker.answer() for rank, worker in enumerate(self.workers) if rank != self.victim
+        }
+        victim = self.workers[self.victim]
+        is_woken = self.is_stop and self.rng.random() < 0.5
+        if is_woken:
+            os.kill(victim.pid, signal.SIGCONT)
+        elif self.is_stop:
+            os.kill(victim.pid, signal.SIGKILL)
+        late = victim.answer()
+        if late is None:
+            victim.kill()
+        else:
+            answers[self.victim] = late
+            # A signal by time may come after the answer.
+            time.sleep(0 if self.delay_s is None else 0.01)
+        for rank, worker in enumerate(self.workers):
+            if rank in answers and worker.process.poll() is None:
+                pool.give_back([worker])
+            elif rank in answers:
+                worker.kill()
+        return answers
+
+    def judge(self, answers):
+        """Every survivor has either all, or an error that names the victim and nobody else."""
+        for rank, answer in answers.items():
+            assert "wrong" not in answer, (rank, answer)
+            if not answer["error"]:
+                assert answer["turns"] == self.turns
+            else:
+                assert answer["ranks"] == [self.victim], (rank, self.victim, answer)
+            assert answer["maps"] == []
+            assert answer["third_party"] == []
+        return sum(bool(answer["error"]) for answer in answers.values())
+
+
+def _campaign(pool, seeds, folder):
+    """Runs the cases, LANES at a time; how many ranks saw a failure."""
+    before = exchange_pool.leftovers()
+    running, failures, seeds = [], 0, list(seeds)
+    fds = len(os.listdir("/proc/self/fd"))
+    idle_fds = {}
+    while seeds or running:
+        while seeds and len(running) < LANES:
+            running.append(Case(pool, seeds.pop(), str(folder)))
+        case = running.pop(0)
+        answers = case.finish(pool)
+        failures += case.judge(answers)
+        for rank, answer in answers.items():
+            # Descriptors of a worker after its first job: the same after each later one.
+            assert answer["fds"] == idle_fds.setdefault(case.workers[rank].pid, answer["fds"])
+    pool.close()
+    assert len(os.listdir("/proc/self/fd")) <= fds
+    assert exchange_pool.leftovers() == before
+    assert os.listdir(folder) == []
+    return failures
+
+
+def test_fifty_groups_with_a_victim_each(pool, tmp_path):
+    failures = _campaign(pool, range(50), tmp_path)
+    assert failures >= 25  # most signals struck
+
+
+@pytest.mark.soak
+def test_thousand_groups_with_a_victim_each(pool, tmp_path):
+    failures = _campaign(pool, range(1000, 2000), tmp_path)
+    assert failures >= 500
