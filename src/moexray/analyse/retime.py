@@ -33,6 +33,7 @@ KINDS = ("memory", "jit", "gc", "host")  # what a stalled rank did, as far as it
 LEAST_STEPS = 8
 STALL_SHARE = 0.1  # of the median pace: less is the unrest of a healthy run
 STALL_SPREAD = 5.0  # median deviations of the place and rank
+FOLLOWS = 0.5  # share of the variance of transfers that the work of the fullest rank must explain
 EXPLAINS = 0.3  # share of the excess that calls of a kind must cover
 DRAWS = 200  # of the bootstrap
 BLOCK = 4  # steps drawn together
@@ -76,11 +77,31 @@ class Clockwork:
         """
         calm = np.where(self.stalled, self.typical, self.segment)
         left = np.where(self.stalled if stalls is None else self.stalled & ~stalls, self.segment - calm, 0.0)
+        transfer = np.minimum(self.transfer, self.usual_transfer) if transfers else self.transfer
         if even:
             members = np.maximum(self.present.sum(axis=0), 1)
-            calm = np.where(self.present, (calm * self.present).sum(axis=0) / members, 0.0)
-        transfer = np.minimum(self.transfer, self.usual_transfer) if transfers else self.transfer
+            mean = (calm * self.present).sum(axis=0) / members
+            transfer = transfer * self._relief(calm.max(axis=0), mean)
+            calm = np.where(self.present, mean, 0.0)
         return np.diff(self._ends(calm + left, transfer)[self.last])
+
+    def _relief(self, most: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[collectives] factor of the transfers if the fullest rank had the mean load.
+
+        Bytes follow the tokens as the work does. How far the time follows the bytes, the steps tell: a
+        line through transfer and work of the fullest rank, step by step, if it explains half of both.
+        """
+        step = np.minimum(np.searchsorted(self.last, np.arange(len(most))), len(self.last) - 1)
+        moved, work, ideal = (np.bincount(step, x, len(self.last)) for x in (self.transfer, most, mean))
+        ordinary = moved <= 2 * np.median(moved)
+        if not work.std() or not moved.std() or ordinary.sum() < LEAST_STEPS:
+            return np.ones(len(most))
+        spread = np.cov(work[ordinary], moved[ordinary])
+        if spread[0, 1] <= 0 or spread[0, 1] ** 2 < FOLLOWS * spread[0, 0] * spread[1, 1]:
+            return np.ones(len(most))
+        less = moved - spread[0, 1] / spread[0, 0] * (work - ideal)
+        floor = moved * ideal / np.maximum(work, 1.0)
+        return np.asarray((np.maximum(less, floor) / np.maximum(moved, 1.0))[step])
 
     def _ends(self, segment: NDArray[np.float64], transfer: NDArray[np.float64]) -> NDArray[np.float64]:
         """Longest path: the end of each collective."""

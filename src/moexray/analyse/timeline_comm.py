@@ -33,6 +33,7 @@ ONE_SIDED = lazy(
 POINT_TO_POINT = lazy(r"^nccl:(?:i?send|i?recv)\b", re.IGNORECASE)
 MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
 MIN_TOLERANCE_NS = 50_000
+NO_STEP = -(1 << 40)  # while the positions of ranks are brought together, which may be negative
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,20 +115,37 @@ class Collectives:
         return np.asarray(self.present.sum(axis=0) >= expected)
 
     @cached_property
-    def step(self) -> NDArray[np.int64]:
-        """Step position of each column on the first rank that is there; -1 outside of steps."""
-        out = np.full(len(self), -1, np.int64)
-        for rank in reversed(range(len(self.profiles))):
+    def _steps(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """(step of each column, -1 outside; what to add to a rank's own positions to get these)."""
+        shift = np.zeros(len(self.profiles), np.int64)
+        out = np.full(len(self), NO_STEP)
+        for rank, profile in enumerate(self.profiles):  # profilers of a capture start some steps apart
             has = np.flatnonzero(self.present[rank])
-            profile = self.profiles[rank]
-            found = profile.steps.of(launch_times(profile, self.row[rank, has]))
-            out[has[found >= 0]] = found[found >= 0]
-        return out
+            own = profile.steps.of(launch_times(profile, self.row[rank, has]))
+            has, own = has[own >= 0], own[own >= 0]
+            known = out[has] != NO_STEP
+            shift[rank] = np.median(out[has[known]] - own[known]) if known.any() else 0
+            out[has[~known]] = own[~known] + shift[rank]
+        least = min(0, int(out[out != NO_STEP].min(initial=0)))
+        return np.where(out == NO_STEP, -1, out - least), shift - least
+
+    @property
+    def step(self) -> NDArray[np.int64]:
+        """Step of each column, counted from the first that any rank has; -1 outside of steps."""
+        return self._steps[0]
+
+    def step_on(self, rank: int, steps: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Positions of steps in the profile of a rank; -1 where that rank does not have them."""
+        own = steps - self._steps[1][rank]
+        return np.where((steps >= 0) & (own >= 0) & (own < len(self.profiles[rank].steps)), own, -1)
 
     def labels(self, steps: NDArray[np.int64]) -> list[int]:
-        """Step numbers as the traces print them, for step positions."""
-        names = next((p.steps.label for p in self.profiles if len(p.steps)), np.empty(0, np.int64))
-        return [int(names[s]) if 0 <= s < len(names) else int(s) for s in steps.tolist()]
+        """Step numbers as the traces print them, for steps of the columns."""
+        out = steps.copy()
+        for rank in reversed(range(len(self.profiles))):
+            own = self.step_on(rank, steps)
+            out[own >= 0] = self.profiles[rank].steps.label[own[own >= 0]]
+        return [int(s) for s in out.tolist()]
 
     @cached_property
     def step_ns(self) -> float:

@@ -253,6 +253,10 @@ def _worked_more(c: Collectives, slow: NDArray[np.int64], usual: NDArray[np.int6
     mine, others = np.setdiff1d(mine[mine >= 0], others), others[others >= 0]
     if not len(mine) or not len(others):
         return True
-    last = max(int(mine[-1]), int(others[-1]))
-    works = [p.compute.within(p.steps.start, p.steps.end) for p in c.profiles if len(p.steps) > last]
-    return not works or any(np.median(w[mine]) > GROWN * np.median(w[others]) for w in works)
+    grown = []
+    for rank, p in enumerate(c.profiles):
+        own, usually = (c.step_on(rank, steps) for steps in (mine, others))
+        if (own >= 0).any() and (usually >= 0).any():
+            work = p.compute.within(p.steps.start, p.steps.end)
+            grown.append(bool(np.median(work[own[own >= 0]]) > GROWN * np.median(work[usually[usually >= 0]])))
+    return not grown or any(grown)

@@ -57,16 +57,20 @@ def add_counterfactuals(run: Run, findings: list[Finding]) -> list[Finding]:
         return findings
     seen = times(work.paces())
     every = times(_paces(work, causes))
-    excess = seen.mean_s - every.mean_s
-    if excess < LEAST_CHANGE * seen.mean_s:
+    if seen.mean_s - every.mean_s < LEAST_CHANGE * seen.mean_s:
         return findings
+    # Ranks that are not traced come late, too: all others wait for them, and it looks like a transfer.
+    if not capture.collectives.complete.all():
+        every = times(_paces(work, causes, transfers=True))
+    excess = seen.mean_s - every.mean_s
     out = []
     for f in findings:
         if f not in causes:
             out.append(f)
             continue
         after = times(_paces(work, [f, *_downstream(f, causes)]))
-        if seen.mean_s - after.mean_s < LEAST_CHANGE * seen.mean_s:
+        unseen = f.subject.rank not in (None, *(p.rank for p in work.profiles))  # its work is not traced
+        if unseen or seen.mean_s - after.mean_s < LEAST_CHANGE * seen.mean_s:
             out.append(f)
             continue
         text = pairs(
@@ -98,11 +102,11 @@ def _downstream(cause: Finding, causes: list[Finding]) -> list[Finding]:
     return found
 
 
-def _paces(work: Clockwork, removed: list[Finding]) -> NDArray[np.float64]:
+def _paces(work: Clockwork, removed: list[Finding], *, transfers: bool = False) -> NDArray[np.float64]:
     stalls = work.of((), None)
     for f in removed:
         kinds = tuple(k for k in WITHOUT[f.id] if k not in ("even", "transfers"))
         if kinds:
             stalls |= work.of(kinds, f.subject.rank)
     wanted = {k for f in removed for k in WITHOUT[f.id]}
-    return work.paces(stalls, even="even" in wanted, transfers="transfers" in wanted)
+    return work.paces(stalls, even="even" in wanted, transfers=transfers or "transfers" in wanted)

@@ -39,12 +39,25 @@ def standing(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
             step = capture.collectives.step_ns if len(capture.collectives) else float("nan")
         if not np.isfinite(step):
             continue
-        found += _compiles(profile, step, limits)
+        found += _compiles(profile, _own_time(profile, capture), step, limits)
         still = silences(profile, limits.timeline.burst_steps * step)
         keep = _that_cost(profile, still, capture)
         if len(keep):
             found += _silent(run, profile, still, keep, step, limits)
     return found
+
+
+def _own_time(profile: Profile, capture: Capture) -> NDArray[np.int64]:
+    """[steps] ns of each step without the waiting for ranks that came later."""
+    own = profile.steps.duration.copy()
+    c = capture.collectives
+    if len(own) and len(c) and profile in c.profiles:
+        rank = c.profiles.index(profile)
+        here = np.flatnonzero(c.present[rank])
+        step = profile.steps.of(c.start[rank, here])
+        waited = c.duration[rank, here] - c.transfer[here]
+        np.subtract.at(own, step[step >= 0], waited[step >= 0].astype(np.int64))
+    return own
 
 
 def _that_cost(profile: Profile, still: Silences, capture: Capture) -> NDArray[np.int64]:
@@ -194,15 +207,15 @@ def _stall(
     )
 
 
-def _compiles(profile: Profile, step: float, limits: Limits) -> list[Finding]:
-    """jit.compile_in_hot_path: compiler frames fill at least half of the spikes of this rank."""
+def _compiles(profile: Profile, own: NDArray[np.int64], step: float, limits: Limits) -> list[Finding]:
+    """jit.compile_in_hot_path: compiler frames fill at least half of the spikes that are this rank's own."""
     steps = profile.steps
-    spikes = np.flatnonzero(steps.duration > limits.timeline.burst_steps * step)
+    spikes = np.flatnonzero(own > limits.timeline.burst_steps * step)
     spikes = spikes[spikes > 1]  # the first steps of a trace warm up
     if not len(spikes):
         return []
     covered = cover_of(profile, COMPILE).within(steps.start[spikes], steps.end[spikes])
-    excess = steps.duration[spikes] - step
+    excess = own[spikes] - step
     hit = covered >= limits.timeline.silence_share * excess
     if hit.sum() < 2 or hit.sum() < 0.5 * len(spikes):
         return []

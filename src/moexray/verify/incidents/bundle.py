@@ -36,12 +36,14 @@ def make(plan: Plan, folder: Path) -> dict[str, Any]:
     hung = any(c.kind == "hang" for c in plan.causes)
     lost = plan.guilty[:1] if "trace" in plan.withheld else ()
     files: dict[str, Any] = {"logs/server.log": papers.server_log(plan, story)}
-    files["logs/launch.txt"] = LAUNCH.format(ranks=plan.ranks)
+    if "launch" not in plan.withheld:
+        files["logs/launch.txt"] = LAUNCH.format(ranks=plan.ranks)
     if hung:
         if "dumps" not in plan.withheld:
             files |= {f"flight/{name}": dump for name, dump in papers.dumps(plan, story).items()}
     else:
-        files["latency/itl.csv"] = papers.latency(plan, story)
+        if "latency" not in plan.withheld:
+            files["latency/itl.csv"] = papers.latency(plan, story)
         for rank in range(plan.ranks):
             if rank not in lost:
                 files[f"traces/rank{rank}.pt.trace.json.gz"] = trace(plan, story, rank)

@@ -25,7 +25,7 @@ TAIL = 30.0  # us of sampling and copying the tokens at the end of a step
 
 
 class Event(NamedTuple):
-    """One slice: lane "host", "compute" or "comm"; us of true time; args go into the trace."""
+    """One slice: lane "host", "thread", "compute", "side" or "comm"; us of true time; args go into the trace."""
 
     cat: str
     name: str
@@ -71,7 +71,7 @@ class Noise:
         return cls(
             float(rng.uniform(250, 700)), float(rng.uniform(500, 1400)), float(rng.uniform(90, 260)),
             batch,
-            np.exp(rng.normal(0, 0.012, (steps, layers, ranks, 3))),
+            np.exp(rng.normal(0, 0.012, (steps, layers, ranks, 3)) + rng.normal(0, 0.006, (ranks, 1))),
             np.exp(rng.normal(0, 0.03, (steps, layers, 2))),
             rng.gamma(9, 12, (steps, ranks)),
             rng.uniform(0.7, 1.4, steps),
@@ -150,6 +150,7 @@ def run(plan: Plan, noise: Noise, *, keep: bool = False) -> Story:
     story = Story([r.events for r in ranks], load=_load(plan, noise))
     for step in range(plan.steps):
         story.begin.append(min(r.host for r in ranks))
+        _hiccup(plan, ranks, step)
         opened = _open(plan, noise, story, ranks, step)
         for layer in range(plan.layers):
             _layer(plan, noise, story, ranks, step, layer)
@@ -177,6 +178,13 @@ def _open(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int)
             r.device = max(r.device, ready + 40.0)
             r.graph = correlation
     return opened
+
+
+def _hiccup(plan: Plan, ranks: list[_Rank], step: int) -> None:
+    """A decoy: once, a rank prepares its step for two steps' time; real hosts do."""
+    if "hiccup" in plan.decoys and step == plan.steps // 3:
+        r = ranks[(plan.seed + 1) % plan.ranks]
+        r.host += 2 * 500.0 * plan.layers
 
 
 def _layer(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int, layer: int) -> None:
@@ -226,6 +234,10 @@ def _exchange(plan: Plan, noise: Noise, ranks: list[_Rank], at: tuple[int, int, 
         late = 0.3 * at_rank  # ends differ by less than a microsecond or two
         r.add("kernel", NAMES[plan.library][way], "comm", start, end + late - start, correlation=correlation, **more)
         r.comm_free = end + late
+        if plan.overlap and way == 0:  # shared experts need no tokens of others
+            beside = 0.6 * noise.moved * float(noise.batch[step])
+            r.add("kernel", "engine::shared_expert_kernel", "side", start + 3.0, beside, correlation=correlation)
+            late += max(start + 3.0 + beside - r.comm_free, 0.0)
         r.device = max(r.device, end + late)
 
 
@@ -273,6 +285,8 @@ def _load(plan: Plan, noise: Noise) -> np.ndarray:
             rest = (plan.ranks - c.size) / (plan.ranks - 1)
             factor = np.full(plan.ranks, rest)
             factor[c.rank] = c.size
-            load[c.steps[0] :] *= factor
-            load[c.steps[0] :] /= load[c.steps[0] :].mean(axis=2, keepdims=True)
+            for layer in c.layers:
+                here = load[c.steps[0] :, layer]
+                here *= factor
+                here /= here.mean(axis=1, keepdims=True)
     return load

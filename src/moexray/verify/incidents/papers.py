@@ -37,6 +37,13 @@ def server_log(plan: Plan, story: Story) -> str:
         log.add(-60_000.0 + r, r, "INFO", text)
         if "jit_before_ready" in plan.decoys:
             log.add(-20_000.0 + r, r, "INFO", "Triton kernel JIT compilation during warm-up: _moe_kernel (M=64)")
+    if "quoted_watchdog" in plan.decoys:
+        log.add(-9_000.0, 0, "INFO", "TORCH_NCCL_DUMP_ON_TIMEOUT is set: if you ever see 'Watchdog caught collective "
+                "operation timeout', look for the dumps of all ranks first.")  # fmt: skip
+    if "gc_elsewhere" in plan.decoys:
+        other = next((r for r in range(plan.ranks) if r not in plan.guilty), None)
+        if other is not None:
+            log.pause("gc", other, story.end[plan.steps // 2] / 1e3, 90.0, 0)
     log.add(-2_000.0, 0, "INFO", "Application startup complete.")
     for step in range(0, plan.steps, 10):
         text = "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 61241.0 tokens/s, Running: 64 reqs"
@@ -128,11 +135,18 @@ def counts(plan: Plan, noise: Noise, story: Story) -> bytes:
     here = plan.experts // plan.ranks
     shape = noise.shape.reshape(plan.ranks, here)
     shape = shape / shape.mean(axis=1, keepdims=True)
-    mean = (story.load[..., None] * shape * TOKENS).reshape(plan.steps, plan.layers, plan.experts)
+    load = story.load
+    if "warm_up_counts" in plan.decoys:  # dummy batches: the same uneven row again and again
+        load = load.copy()
+        load[:3] = np.linspace(0.4, 1.6, plan.ranks)
+    mean = (load[..., None] * shape * TOKENS).reshape(plan.steps, plan.layers, plan.experts)
+    tokens = rng.poisson(mean).astype(np.int32)
+    if "warm_up_counts" in plan.decoys:
+        tokens[:3] = tokens[0]
     table = io.BytesIO()
     np.savez_compressed(
         table,
-        logical_count=rng.poisson(mean).astype(np.int32),
+        logical_count=tokens,
         steps=np.arange(plan.steps),
         ep_size=plan.ranks,
         physical_to_logical_map=np.tile(np.arange(plan.experts), (plan.layers, 1)),

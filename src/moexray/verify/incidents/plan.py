@@ -15,7 +15,8 @@ __all__ = ["KINDS", "PAUSES", "Cause", "Plan", "draw"]
 PAUSES = ("gc", "stall", "jit", "alloc")  # what stops the host of one rank in single steps
 KINDS = (*PAUSES, "skew", "drift", "slow_link", "hang", "two", "healthy")
 EVENTS_MOST = 1500  # ranks x steps x layers: bounds the size of a bundle
-MOST_LOAD = 1.9  # of the mean on one rank: twice the mean would leave nothing to the other of two
+MOST_LOAD = 2.6  # of the mean on one rank
+PAIR_LOAD = 1.8  # of two ranks: twice the mean would leave nothing to the other
 FREES = 3  # segments that the allocator gives back in a stall
 
 
@@ -28,7 +29,8 @@ class Cause:
         rank: Whose fault it is.
         steps: Steps that it hits; the onset alone for a lasting one.
         size: Pause in us; for lasting ones a factor (load of the rank, time of the transfers).
-        layer: Layer in which the host stops; -1 between two steps.
+        layer: Layer in which the host stops; -1 between two steps. Of a hang: 1 if the rank is elsewhere.
+        layers: Those with an uneven load.
     """
 
     kind: str
@@ -36,6 +38,7 @@ class Cause:
     steps: tuple[int, ...]
     size: float
     layer: int = 0
+    layers: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +56,10 @@ class Plan:
         whole_us: Old profiler: times in whole microseconds since the epoch.
         offset_us, drift_ppm: Clock of each rank's node.
         prefill: Steps with a larger batch on every rank.
+        late_start: Steps that the profiler of each rank missed.
+        overlap: Shared experts run on a stream of their own beside the first collective.
         withheld: Evidence that is not in the bundle: "trace" (of the guilty rank), "frames", "lines",
-            "counts", "snapshot", "stats", "dumps".
+            "counts", "snapshot", "stats", "dumps", "latency", "launch".
         decoys: Harmless things that look alarming.
     """
 
@@ -73,6 +78,8 @@ class Plan:
     offset_us: tuple[float, ...]
     drift_ppm: tuple[float, ...]
     prefill: tuple[int, ...]
+    late_start: tuple[int, ...]
+    overlap: bool
     withheld: frozenset[str]
     decoys: tuple[str, ...]
 
@@ -95,10 +102,14 @@ WITHHELD = {
     "drift": ("counts", "trace"),
     "slow_link": ("lines", "trace"),
     "hang": ("dumps", "lines"),
-    "two": ("lines", "frames"),
+    "two": ("lines", "frames", "trace", "counts"),
     "healthy": ("counts", "lines"),
 }
-DECOYS = ("startup_malloc", "innocent_gc", "old_watchdog", "jit_before_ready", "cached_snapshot", "tiny_frees")
+SPARE = ("latency", "launch", "counts", "stats")  # no root hangs on these where it is not in WITHHELD
+DECOYS = (
+    "startup_malloc", "innocent_gc", "old_watchdog", "jit_before_ready", "cached_snapshot", "tiny_frees",
+    "hiccup", "gc_elsewhere", "jit_thread", "quoted_watchdog", "warm_up_counts",
+)  # fmt: skip
 
 
 def draw(seed: int, kind: str | None = None) -> Plan:
@@ -113,7 +124,7 @@ def draw(seed: int, kind: str | None = None) -> Plan:
     ranks = int(rng.choice([2, 3, 4, 4, 6, 8]))
     layers = int(rng.integers(2, 6))
     steps = int(min(rng.integers(36, 90), EVENTS_MOST // (ranks * layers)))
-    causes = _causes(rng, kind, ranks, steps, layers)
+    causes = _causes(rng, kind, (ranks, steps, layers))
     graphs = bool(rng.random() < 0.3)
     whole_us = not graphs and bool(rng.random() < 0.15)
     library = "nccl" if rng.random() < 0.45 else "deepep"
@@ -123,42 +134,53 @@ def draw(seed: int, kind: str | None = None) -> Plan:
     many = int(rng.integers(0, 4))
     hold = WITHHELD[kind]
     withheld = hold[int(rng.integers(len(hold)))].split() if rng.random() < 0.4 else []
+    if kind not in ("skew", "drift", "two", "alloc"):
+        withheld += [w for w in SPARE if rng.random() < 0.2]
+    ragged = rng.random() < 0.25 and not whole_us
     return Plan(
         seed, kind, ranks, steps, layers, 8 * ranks, causes, graphs,
         str(rng.choice(["profiler", "engine", "sglang", "none"])),
         library, library == "nccl" and not whole_us and bool(rng.random() < 0.6), whole_us,
         tuple(float(shifts[n]) for n in nodes), tuple(float(drifts[n]) for n in nodes),
-        tuple(sorted(int(s) for s in rng.choice(np.arange(2, steps), many, replace=False))),
+        _whole(np.sort(rng.choice(np.arange(2, steps), many, replace=False))),
+        tuple(int(n) if ragged else 0 for n in rng.integers(0, 4, ranks)), bool(rng.random() < 0.3),
         frozenset(withheld),
-        tuple(str(d) for d in rng.choice(DECOYS, int(rng.integers(0, 3) + (kind == "healthy")), replace=False)),
+        tuple(str(d) for d in rng.choice(DECOYS, int(rng.integers(0, 3) + 2 * (kind == "healthy")), replace=False)),
     )  # fmt: skip
 
 
-def _causes(rng: np.random.Generator, kind: str, ranks: int, steps: int, layers: int) -> tuple[Cause, ...]:
+def _causes(rng: np.random.Generator, kind: str, sizes: tuple[int, int, int]) -> tuple[Cause, ...]:
+    ranks = sizes[0]
     rank = int(rng.integers(ranks))
     if kind == "healthy":
         return ()
     if kind != "two":
-        return (_cause(rng, kind, rank, steps, layers),)
+        return (_cause(rng, kind, rank, sizes),)
     first = str(rng.choice(PAUSES))
-    second = str(rng.choice([k for k in ("skew", *PAUSES) if k != first]))
-    other = (rank + 1 + int(rng.integers(ranks - 1))) % ranks if ranks > 1 else rank
-    return _cause(rng, first, rank, steps, layers), _cause(rng, second, other, steps, layers)
+    second = str(rng.choice([k for k in ("skew", "drift", *PAUSES) if k != first]))
+    other = (rank + 1 + int(rng.integers(ranks - 1))) % ranks
+    return _cause(rng, first, rank, sizes), _cause(rng, second, other, sizes)
 
 
-def _cause(rng: np.random.Generator, kind: str, rank: int, steps: int, layers: int) -> Cause:
+def _cause(rng: np.random.Generator, kind: str, rank: int, sizes: tuple[int, int, int]) -> Cause:
+    ranks, steps, layers = sizes
     if kind in PAUSES:
-        count = int(rng.integers(4, 9))
-        hit = np.sort(rng.choice(np.arange(4, steps - 1), min(count, steps // 4), replace=False))
+        count = min(int(rng.integers(4, 11)), steps // 4)
+        hit = np.sort(rng.choice(np.arange(4, steps - 1), count, replace=False))
+        least = 8_000 if kind == "alloc" else 60_000  # a silent host is told from five steps on
         layer = int(rng.integers(-1 if kind in ("gc", "stall") else 0, layers))
-        return Cause(kind, rank, tuple(int(s) for s in hit), float(rng.uniform(60_000, 160_000)), layer)
-    if kind == "skew":
-        return Cause(kind, rank, (0,), float(rng.uniform(1.5, MOST_LOAD)))
-    if kind == "drift":
-        return Cause(kind, rank, (int(rng.integers(steps // 3, steps // 2)),), float(rng.uniform(1.5, MOST_LOAD)))
+        return Cause(kind, rank, _whole(hit), float(rng.uniform(least, 160_000)), layer)
+    onset = int(rng.integers(steps // 3, steps // 2))
+    if kind in ("skew", "drift"):
+        many = int(rng.integers((layers + 1) // 2, layers + 1))
+        uneven = _whole(np.sort(rng.choice(layers, many, replace=False)))
+        size = float(rng.uniform(1.4, MOST_LOAD if ranks > 2 else PAIR_LOAD))
+        return Cause(kind, rank, (onset if kind == "drift" else 0,), size, layers=uneven)
     if kind == "slow_link":
-        onset = int(rng.integers(steps // 3, steps // 2))
-        hit = tuple(range(onset, min(steps, onset + int(rng.integers(steps // 5, steps // 2)))))
-        return Cause(kind, rank, hit, float(rng.uniform(4.0, 9.0)))
-    return Cause(kind, rank, (steps,), 0.0, layer=int(rng.integers(2)))  # hang: 0 silent, 1 elsewhere
+        last = min(steps, onset + int(rng.integers(steps // 5, steps // 2)))
+        return Cause(kind, rank, tuple(range(onset, last)), float(rng.uniform(4.0, 9.0)))
+    return Cause(kind, rank, (steps,), 0.0, layer=int(rng.integers(2)))
 
+
+def _whole(numbers: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(n) for n in numbers)

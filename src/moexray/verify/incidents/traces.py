@@ -12,14 +12,14 @@ __all__ = ["BASE_NS", "START_US", "trace"]
 
 BASE_NS = 1_790_857_026_000_000_000  # the profiler's constant of the quarter: the same on all ranks
 START_US = 2_142_974_000_000.0  # of the machine's clock after it
-STREAMS = {"compute": 7, "comm": 27}
+STREAMS = {"compute": 7, "side": 21, "comm": 27}
 STARTUP = 6  # allocations before the first step, a decoy
 
 
 def trace(plan: Plan, story: Story, rank: int) -> dict[str, Any]:
     """The document of one rank."""
     clock = _Clock(plan, rank)
-    events = [_slice(clock, rank, e) for e in story.events[rank] if _shown(plan, e, rank)]
+    events = [_slice(clock, rank, e) for e in story.events[rank] if _shown(plan, story, e, rank)]
     events += [_slice(clock, rank, e) for e in _decoys(plan, story, rank)]
     events.sort(key=lambda e: e["ts"])
     head: dict[str, Any] = {
@@ -49,15 +49,17 @@ class _Clock:
         return self.epoch + first, int(self.shift + (start + dur) * self.rate) - first
 
 
-def _shown(plan: Plan, event: Event, rank: int) -> bool:
+def _shown(plan: Plan, story: Story, event: Event, rank: int) -> bool:
+    if event.start < story.begin[plan.late_start[rank]]:
+        return False
     return not (event.cat == "python_function" and "frames" in plan.withheld and rank in plan.guilty)
 
 
 def _slice(clock: _Clock, rank: int, event: Event) -> dict[str, Any]:
     ts, dur = clock.stamp(event.start, event.dur)
     out = {"ph": "X", "cat": event.cat, "name": event.name, "ts": ts, "dur": dur, "args": event.args}
-    if event.lane == "host":
-        return {**out, "pid": 2200 + rank, "tid": 2200 + rank}
+    if event.lane in ("host", "thread"):
+        return {**out, "pid": 2200 + rank, "tid": 2200 + rank + 7 * (event.lane == "thread")}
     stream = STREAMS[event.lane]
     args = {"device": 0, "context": 1, "stream": stream, "queued": 0, **event.args}
     return {**out, "pid": 0, "tid": stream, "args": args}
@@ -76,6 +78,9 @@ def _decoys(plan: Plan, story: Story, rank: int) -> list[Event]:
         for step in range(3, plan.steps, 9):
             at = story.end[step] - 25.0  # while the host waits for the last kernel of the step
             found += [Event("cuda_runtime", n, "host", at, 2.0, {}) for n in ("cudaFree", "cudaMalloc")]
+    if "jit_thread" in plan.decoys:  # a kernel for later, on a thread that launches nothing
+        name, at = "triton/compiler/compiler.py(245): compile", story.begin[plan.steps // 4]
+        found.append(Event("python_function", name, "thread", at, 41_000.0, {}))
     if "innocent_gc" in plan.decoys:
         found.append(Event("python_function", "Python GC", "host", story.end[plan.steps // 2] - 600.0, 80.0, {}))
     return found if rank == plan.seed % plan.ranks else []
