@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from moexray.algorithms.drift import js, js_floor
 from moexray.analyse.routing import loads
 from moexray.analyse.routing_drift import changes
 from moexray.analyse.routing_ranks import ep_size, layer_balance, to_ranks, whole_model
-from moexray.algorithms.drift import js, js_floor
-from moexray.analyse.routing_stats import by_chance, cv, entropy, gini, top_share
+from moexray.analyse.routing_stats import by_chance, cv, gini, top_share
 from moexray.core.source import Source
 from moexray.readers.read_any import read_sources
 
