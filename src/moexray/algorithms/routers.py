@@ -6,6 +6,8 @@ a *batch* is `batch` neighbouring tokens, what one forward pass sees. Ties go to
 
 Sources: capacity and drops, Shazeer 2017 and Switch 2021; bias on selection, Wang 2024 (loss-free
 balancing); groups, DeepSeek-V2/V3. Soft mask: scores are cut at mean + cap standard deviations.
+Twin on tensors: runtime/policies.py; same ids on the same scores, so nothing here may depend on the order
+in which a library sums.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ __all__ = [
     "fill_batch",
     "grouped",
     "hold_rows",
+    "mean_std",
     "noise",
     "plain",
     "rounded",
@@ -130,6 +133,27 @@ def _gaussian(bits: np.ndarray) -> np.ndarray:
 def _batches(tokens: int, batch: int) -> tuple[np.ndarray, np.ndarray]:
     at = np.arange(tokens)
     return at // batch, at % batch
+
+
+def mean_std(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and population standard deviation of the finite numbers of each row, float64 [rows, 1].
+
+    Halves are added to each other until one number is left: the same bits in every library.
+    """
+    kept = np.isfinite(values)
+    count = np.maximum(kept.sum(axis=1, keepdims=True), 1)
+    finite = np.where(kept, values, 0).astype(np.float64)
+    mean = _total(finite) / count
+    return mean, np.sqrt(_total(np.where(kept, (finite - mean) ** 2, 0.0)) / count)
+
+
+def _total(values: np.ndarray) -> np.ndarray:
+    width = 1 << max(values.shape[1] - 1, 0).bit_length()
+    values = np.pad(values, ((0, 0), (0, width - values.shape[1])))
+    while width > 1:
+        width //= 2
+        values = values[:, :width] + values[:, width:]
+    return values
 
 
 # ---- choosing
@@ -244,8 +268,8 @@ def soft_mask(
 
     Cut scores tie; without noise the lowest indices win. Weights are those of the cut scores.
     """
-    top = logits.mean(axis=1, keepdims=True) + cap * logits.std(axis=1, keepdims=True)
-    scores = np.minimum(logits, top).astype(np.float32)
+    mean, std = mean_std(logits)
+    scores = np.minimum(logits, (mean + cap * std).astype(np.float32))
     noisy = scores
     if sigma > 0:
         bits = noise(seed, *_batches(len(scores), batch), scores.shape[1])
@@ -259,7 +283,7 @@ def biased(logits: np.ndarray, k: int, *, rate: float = 0.02, batch: int = 256) 
     After each batch an expert above the mean load loses `rate` standard deviations of all logits, one
     below gains as much.
     """
-    step = rate * float(logits.std())
+    step = rate * float(mean_std(logits.reshape(1, -1))[1][0, 0])
     bias = np.zeros(logits.shape[1], np.float32)
     ids = np.empty((len(logits), k), np.int64)
     for i in range(0, len(logits), batch):

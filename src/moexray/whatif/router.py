@@ -7,7 +7,6 @@ from these scores (unless the groups are stated).
 
 from __future__ import annotations
 
-import inspect
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,6 +16,7 @@ import numpy as np
 from moexray.algorithms import routers
 from moexray.algorithms.packing import rank_loads
 from moexray.algorithms.placement import place, trivial
+from moexray.algorithms.policy_text import split_policy
 from moexray.algorithms.replication import token_costs
 from moexray.analyse.routing import config
 from moexray.core.errors import UsageError
@@ -129,7 +129,6 @@ DEFAULTS = (
     "bias",
     "sticky",
 )
-FIXED = ("logits", "k", "fill", "hold")  # parameters that are no options
 
 
 def parse_policy(text: str) -> Policy:
@@ -138,44 +137,8 @@ def parse_policy(text: str) -> Policy:
     Raises:
         UsageError: unknown name or option, or a value that does not fit; the message lists what does.
     """
-    name, _, rest = text.partition(":")
-    if name not in POLICIES:
-        raise UsageError(f"--policy {text}: no policy {name!r}", hint=f"one of {', '.join(POLICIES)}")
-    run, _ = POLICIES[name]
-    known = {k: p.default for k, p in inspect.signature(run).parameters.items() if k not in FIXED}
-    options: dict[str, Any] = {}
-    for part in filter(None, rest.split(",")):
-        key, _, value = part.partition("=")
-        if key not in known:
-            raise UsageError(f"--policy {text}: {name} has no option {key!r}",
-                             hint=f"its options: {', '.join(known) or 'none'}")  # fmt: skip
-        options[key] = _value(text, key, value, known[key])
-    return Policy(text, run, options)
-
-
-def _value(text: str, key: str, value: str, default: Any) -> Any:
-    choices: tuple[str, ...] = ()
-    if isinstance(default, bool):
-        choices = ("true", "false")
-    elif key == "mode":
-        choices = routers.MODES
-    elif key == "precision":
-        choices = ("fp32", "int8", *routers.PRECISIONS)
-    if choices:
-        if value not in choices:
-            raise UsageError(f"--policy {text}: {key}={value!r}", hint=f"one of {', '.join(choices)}")
-        return value == "true" if isinstance(default, bool) else value
-    try:
-        number = type(default)(value)
-    except ValueError:
-        number = None
-    above = key in ("value", "factor")
-    least = 1 if key == "batch" else 0
-    if number is None or not np.isfinite(number) or number < least or (above and number <= 0):
-        kind = "a whole number" if isinstance(default, int) else "a number"
-        bound = "above 0" if above else f"from {least}"
-        raise UsageError(f"--policy {text}: {key}={value!r}", hint=f"{kind} {bound}")
-    return number
+    name, options = split_policy(text, {name: run for name, (run, _) in POLICIES.items()})
+    return Policy(text, POLICIES[name][0], options)
 
 
 def recorded_scores(run: Run, top_k: int | None, groups: Groups | None) -> list[Scores]:
