@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
 import pytest
 
 from moexray.core.errors import UsageError
@@ -37,3 +42,20 @@ def test_what_does_not_exist_is_a_clear_error(tmp_path, text, words):
 def test_a_missing_file_is_a_clear_error(tmp_path):
     with pytest.raises(UsageError, match="cannot be read"):
         load_limits(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("part", fields(Limits), ids=lambda f: f.name)
+def test_each_limit_says_where_it_comes_from(part):
+    """By a line of the class's Args, a comment above it or beside it, or a text below it."""
+    kind = type(getattr(Limits(), part.name))
+    lines = [*Path(inspect.getfile(kind)).read_text("utf-8").splitlines(), ""]
+    silent = []
+    for f in fields(kind):
+        at = next(i for i, line in enumerate(lines) if re.match(rf"    {f.name}: ", line))
+        above = at
+        while re.match(r"    \w+: ", lines[above]):  # one comment may speak of several
+            above -= 1
+        beside = "#" in lines[at] or lines[above].startswith("    #") or lines[at + 1].startswith('    """')
+        if not beside and not re.search(rf"^ +{f.name}: ", kind.__doc__, re.MULTILINE):
+            silent.append(f.name)
+    assert silent == []

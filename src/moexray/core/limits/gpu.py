@@ -24,6 +24,10 @@ class GpuLimits:
         growth_windows: Windows that lie above the one before, at least.
         like_load_ratio: Loads that differ by at most this share are alike.
         like_samples_ratio: Share of the samples that must lie at like load.
+        known_util_ratio: Share of the samples with a utilisation from which it stands for the load. Source:
+            own choice.
+        drift_samples: Samples that show a drift, and pairs that make a correlation, at least. Source: own
+            choice; fewer correlate by chance.
         drift_ratio: Rise of fragments / reserved that counts. Source: below it one segment decides.
         drift_correlation: Rank correlation of fragments / reserved and step time, at least.
         cached_ratio: Cached share of reserved from which used memory is mostly cache.
@@ -35,6 +39,11 @@ class GpuLimits:
         idle_ratio: Utilisation at or below which the GPU stands still.
         full_ratio: Share of the total from which memory is full.
         at_full_ratio: Share of the standstills that must fall into full memory ("nearly all").
+        stall_count: Standstills, at least. Source: own choice; one is an accident.
+        stall_sure_count: Standstills that count although memory is always full. Source: own choice.
+        stall_below_ratio: Share of the busy samples at lower memory from which full memory stands out.
+            Source: own choice.
+        stall_moved_ratio: Or share of the standstills that give memory back. Source: own choice.
         stall_windows: Quarters of the series that hold standstills, at least.
         stall_interval_s: Samples further apart than this miss the gaps, s. Source: frees and
             allocations of one step last below a second.
@@ -52,6 +61,8 @@ class GpuLimits:
     growth_windows: int = 3
     like_load_ratio: float = 0.15
     like_samples_ratio: float = 0.5
+    known_util_ratio: float = 0.9
+    drift_samples: int = 4
     drift_ratio: float = 0.05
     drift_correlation: float = 0.7
     cached_ratio: float = 0.5
@@ -61,6 +72,10 @@ class GpuLimits:
     idle_ratio: float = 0.05
     full_ratio: float = 0.98
     at_full_ratio: float = 0.9
+    stall_count: int = 2
+    stall_sure_count: int = 4
+    stall_below_ratio: float = 0.2
+    stall_moved_ratio: float = 0.5
     stall_windows: int = 2
     stall_interval_s: float = 2.0
     stall_confidence: float = 0.6

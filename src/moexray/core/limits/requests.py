@@ -13,6 +13,9 @@ class RequestLimits:
 
     # KV cache use from which preemptions count as caused by a full cache; ratio; verdict catalogue.
     kv_full: float = 0.95
+    # KV cache use below which there is room for more requests; ratio; judgement: they grow by what they
+    # generate.
+    kv_room: float = 0.90
     # Windows over which the queue must rise; count; verdict catalogue.
     rising_windows: int = 3
     # Step time counts as unchanged within this; ratio; verdict catalogue.
@@ -24,6 +27,8 @@ class RequestLimits:
     # Requests above that median before an imbalance is worth a word; count; judgement: below it a
     # single arrival changes the picture.
     imbalance_requests: float = 8.0
+    # ... and above that median, seen once only, that need no second look; factor; judgement.
+    imbalance_sure: float = 3.0
     # Least time between two scrapes that shows a standstill, where it is known; s; judgement: longer
     # than a long prefill.
     standstill_s: float = 5.0
@@ -39,8 +44,16 @@ class RequestLimits:
     # Steps with prefill against steps without; factor; and their least share; ratio; verdict catalogue.
     prefill_factor: float = 2.0
     prefill_share: float = 0.20
+    # ... steps of either kind, at least; count; judgement: a median of fewer is one of them.
+    prefill_steps: int = 5
+    # Inter-token latency against the steps without prefill that is worth a word; factor; judgement.
+    itl_factor: float = 1.5
     # Throughput falls below this share where memory passes the card; ratio; verdict catalogue.
     cliff: float = 1.0 / 3.0
+    # Totals of cards that differ by less are the same card; and peak memory within this of the total fits
+    # it; ratio; judgement: sizes are printed with two or three digits.
+    same_card: float = 0.05
+    card_slack: float = 0.02
     # A gap above this many medians is a stall; factor; verdict catalogue.
     stall_factor: float = 10.0
     # Percentiles over per-request means hide a stall if their P99 stays below this many medians of the

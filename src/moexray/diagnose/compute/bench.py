@@ -115,18 +115,18 @@ def oversubscription(run: Run, limits: Limits) -> list[Finding]:
         if "peak_memory_bytes" in r.figures:
             same = r.source if r.level is None else (r.source, r.run)
             groups.setdefault((same, r.setting if r.level is not None else None), []).append(r)
-    card = _card(run)
+    card = _card(run, limits)
     found = [f for g in groups.values() if (f := _cliff(g, card, limits)) is not None]
     found = found or [f for g in groups.values() if (f := _over(g, card)) is not None]
     return sorted(found, key=lambda f: -f.confidence)[:1]
 
 
-def _card(run: Run) -> float | None:
+def _card(run: Run, limits: Limits) -> float | None:
     """Memory of the card that other inputs state; None if unknown or if cards differ."""
     totals = {float(r["total_bytes"]) for r in run.rows("oom") if r["total_bytes"]}
     for batch in run.batches("gpu"):
         totals |= {float(t) for t in batch.columns.get("total_bytes", ()) if t > 0}
-    return min(totals) if totals and max(totals) < 1.05 * min(totals) else None
+    return min(totals) if totals and max(totals) < (1 + limits.requests.same_card) * min(totals) else None
 
 
 def _speed(r: Run1) -> float | None:
@@ -159,6 +159,7 @@ def _speed(r: Run1) -> float | None:
 
 
 def _cliff(group: list[Run1], card: float | None, limits: Limits) -> Finding | None:
+    fits = 1 + limits.requests.card_slack
     ordered = sorted(group, key=lambda r: r.figures["peak_memory_bytes"][0])
     stated = [r.figures["memory_total_bytes"][0] for r in ordered if "memory_total_bytes" in r.figures]
     total = max(stated) if stated else card
@@ -167,7 +168,7 @@ def _cliff(group: list[Run1], card: float | None, limits: Limits) -> Finding | N
         peak, below = (r.figures["peak_memory_bytes"][0] for r in (after, before))
         if slow >= limits.requests.cliff * fast or peak <= below:
             continue
-        if total is not None and not below <= 1.02 * total < 1.02 * peak:
+        if total is not None and not below <= fits * total < fits * peak:
             continue
         if total is None and after.level is None:
             continue  # rows of unlike things

@@ -27,7 +27,6 @@ SPEED = (
     "step_s",
     "duration_s",
 )
-BALANCE_APART = 0.03  # ratio; balancedness that differs by more is a difference of its own (ours)
 SAME_OPTIONS = ("host", "port", "model", "model_path", "served_model_name", "seed", "log_level", "api_key")
 
 
@@ -65,7 +64,7 @@ def backend_change(run: Run, limits: Limits) -> list[Finding]:
         found = [d for d in compare(first, second) if _is_speed(d.figure)]
         slower = [d for d in found if d.ratio > 1 + max(noise, d.noise)]
         faster = [d for d in found if d.ratio < 1 / (1 + max(noise, d.noise))]
-    others = _other_differences(run, changes)
+    others = _other_differences(run, changes, limits.engine.balance_apart)
     return [_finding(changes, (first, second), slower, faster, others, noise)]
 
 
@@ -182,7 +181,7 @@ def _range(slower: list[Difference], change: Change, fast: Arm) -> str:
     return f"{change.scope}: {name}{where}"
 
 
-def _other_differences(run: Run, changes: list[Change]) -> list[str]:
+def _other_differences(run: Run, changes: list[Change], apart: float) -> list[str]:
     """What else differs between the two start-ups: balancedness, options, further backends."""
     first, second = changes[0].first["source"], changes[0].second["source"]
     out = [f"{c.scope} backend {c.names[0]} / {c.names[1]}" for c in changes[1:]]
@@ -199,7 +198,7 @@ def _other_differences(run: Run, changes: list[Change]) -> list[str]:
             ]
             if own:
                 values[source] = mean(own)
-    if len(values) == 2 and abs(values[first] - values[second]) > BALANCE_APART:
+    if len(values) == 2 and abs(values[first] - values[second]) > apart:
         out.append(f"balancedness {values[first]:.2f} / {values[second]:.2f}")
     options: dict[str, dict[str, str]] = {first: {}, second: {}}
     for r in run.rows("launch"):

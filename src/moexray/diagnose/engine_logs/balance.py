@@ -23,10 +23,6 @@ ON = lazy(r"(?<![a-z])(?:on|with|enabled?|true|eplb|balanced|rebalanc\w*|rearran
 OFF = lazy(
     r"(?<![a-z])(?:off|no|without|w/o|disabled?|false|base|baseline|none|vanilla|default|0)(?![a-z])"
 )
-SURE_OVERSHOOT = 0.1  # of the interval; a smaller negative countdown may still be a slow move
-SERVED_MOVES = 2  # moves while serving that show that balancing is under way
-SHARE_OF_TOKENS = 0.1  # a layer with less decides nothing
-OWN_COMPILES = 3  # compile lines while serving that may own a slowdown
 
 
 def async_stuck(run: Run, limits: Limits) -> list[Finding]:
@@ -41,7 +37,7 @@ def async_stuck(run: Run, limits: Limits) -> list[Finding]:
         balance = [r["fields"].get("balancedness") for r in c.lines]
         fell = [b for b in balance if isinstance(b, int | float)]
         drop = f", while balancedness went from {fell[0]:.2f} to {fell[-1]:.2f}" if len(fell) > 1 else ""
-        sure = c.interval > 0 and -last >= SURE_OVERSHOOT * c.interval
+        sure = c.interval > 0 and -last >= limits.engine.overshoot * c.interval
         facts = {
             "counter_first": c.lines[0]["fields"]["countdown"], "counter_last": last, "lines": len(c.lines),
             "interval_steps": c.interval if c.interval > 0 else None,
@@ -75,14 +71,14 @@ def little_to_gain(run: Run, limits: Limits) -> list[Finding]:
     for b in balances(run):
         under_test = len(tested) > 1 and bool(b.moves)
         measured = b.after is not None and b.after - b.before > e.measured_change
-        if not under_test and not (measured and len(b.moves) >= SERVED_MOVES):
+        if not under_test and not (measured and len(b.moves) >= e.served_moves):
             continue
         goal = 1.0 if b.after is None else max(b.after, b.before)
         ceiling = 1 - b.before / goal
         if (
             ceiling >= e.little_gain
             or b.lowest < e.uneven
-            or _uneven_layer(run, e.uneven, limits.routing.dummy_run)
+            or _uneven_layer(run, limits)
         ):
             continue
         return [_little(limits, b, goal, tested)]
@@ -103,7 +99,7 @@ def rebalance_cost(run: Run, limits: Limits) -> list[Finding]:
             continue
         ratio, differences = found
         noise = max(e.run_noise, *(d.noise for d in differences))
-        if ratio - 1 <= noise or _other_owner(run):
+        if ratio - 1 <= noise or _other_owner(run, limits.engine.own_compiles):
             continue
         return _costs(b, ratio, differences[0].figure, (off, on))
     return []
@@ -226,26 +222,27 @@ def _balances(run: Run, sources: frozenset[str] | None) -> bool | None:
     return None
 
 
-def _other_owner(run: Run) -> bool:
+def _other_owner(run: Run, own_compiles: int) -> bool:
     """Compilation while serving or preemption, either of which may own a slowdown."""
     compiled = sum(1 for c in compilations(run) if c.serving)
     preempted = any(r["kind"] == "sched.preempt" for r in run.rows("log"))
-    return compiled >= OWN_COMPILES or preempted
+    return compiled >= own_compiles or preempted
 
 
-def _uneven_layer(run: Run, least: float, dummy_run: int) -> bool:
-    """Whether counts beside the log show a layer with > 10 % of the tokens that balancing could help."""
+def _uneven_layer(run: Run, limits: Limits) -> bool:
+    """Whether counts beside the log show a layer that balancing could help, with its share of the tokens."""
     if not run.batches("counts"):
         return False
     from moexray.analyse import routing, routing_ranks
 
-    for load in routing.loads(run, dummy_run)[0]:
+    for load in routing.loads(run, limits.routing.dummy_run)[0]:
         ranks, _ = routing_ranks.ep_size(run, load)
         placed = routing_ranks.to_ranks(run, load, ranks) if ranks else None
         if placed is None:
             continue
         layers = routing_ranks.layer_balance(placed, 0.0)
         total = sum(float(x.loads.sum()) for x in layers)
-        if any(x.balancedness < least and float(x.loads.sum()) > SHARE_OF_TOKENS * total for x in layers):
+        most = [x for x in layers if float(x.loads.sum()) > limits.engine.token_share * total]
+        if any(x.balancedness < limits.engine.uneven for x in most):
             return True
     return False

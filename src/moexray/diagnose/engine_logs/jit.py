@@ -21,7 +21,6 @@ __all__ = ["cold_runs", "compile_skew"]
 
 RATES = ("output_tokens_per_s", "total_tokens_per_s", "tokens_per_s", "requests_per_s", "steps_per_s")
 STATED = lazy(r"(?:after|limit|timeout)[ =:(]*(\d+(?:\.\d+)?) ?(ms|s|sec|seconds)\b", re.IGNORECASE)
-LEAST_RUNS = 3  # a first run and two that agree
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def compile_skew(run: Run, limits: Limits) -> list[Finding]:
 
 def cold_runs(run: Run, limits: Limits) -> list[Finding]:
     """jit.compile_in_hot_path: throughput climbs over identical runs and settles, and kernels compile."""
-    runs = _same_runs(run)
+    runs = _same_runs(run, limits.engine.cold_runs)
     if runs is None or run.batches("latency"):
         return []
     e = limits.engine
@@ -188,14 +187,14 @@ def _timeouts(run: Run, limits: Limits) -> list[tuple[Row, float, bool]]:
     return sorted((x for x in out if x[0]["t_s"] is not None), key=lambda x: float(x[0]["t_s"]))
 
 
-def _same_runs(run: Run) -> tuple[str, list[Row]] | None:
+def _same_runs(run: Run, least: int) -> tuple[str, list[Row]] | None:
     """The throughput of three or more runs of one file that differ in nothing, in their order."""
     for _, rows in run.by_source("bench"):
         for figure in RATES:
             found = sorted((r for r in rows if r["figure"] == figure), key=lambda r: r["order"] or 0)
             same = len({(r["level"], r["setting"]) for r in found}) == 1
             numbered = all(r["run"] is None or any(c.isdigit() for c in str(r["run"])) for r in found)
-            if len(found) >= LEAST_RUNS and same and numbered:
+            if len(found) >= least and same and numbered:
                 return figure, found
     return None
 

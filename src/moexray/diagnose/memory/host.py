@@ -15,10 +15,9 @@ if TYPE_CHECKING:
 __all__ = ["host_oom"]
 
 SHOWN = 8
-NEAR_S = 60.0  # a device error this near to an unexplained death explains it
 
 
-def host_oom(run: Run, _limits: Limits) -> list[Finding]:
+def host_oom(run: Run, limits: Limits) -> list[Finding]:
     """One finding for all kills; a death by signal 9 that nothing explains is only a hypothesis."""
     rows = run.rows("log")
     kills = [r for r in rows if r["kind"] == "host.oom_kill" and r["fields"].get("by") != "limit"]
@@ -31,14 +30,14 @@ def host_oom(run: Run, _limits: Limits) -> list[Finding]:
     cleared = {r["source"] for r in rows if r["kind"] == "host.not_oom"}
     deaths = [r for r in rows if r["kind"] == "host.killed" and r["source"] not in cleared]
     errors = [r for r in run.rows("oom") if r["kind"] in ("record", "bare")]
-    unexplained = [d for d in deaths if not any(_explains(e, d) for e in errors)]
+    unexplained = [d for d in deaths if not any(_explains(e, d, limits.memory.host_near_s) for e in errors)]
     return [_cannot_tell(unexplained)] if unexplained else []
 
 
-def _explains(error: Row, death: Row) -> bool:
+def _explains(error: Row, death: Row, near_s: float) -> bool:
     if error["t_s"] is None or death["t_s"] is None:
         return True
-    return bool(abs(error["t_s"] - death["t_s"]) <= NEAR_S)
+    return bool(abs(error["t_s"] - death["t_s"]) <= near_s)
 
 
 def _killed(kills: list[Row], limits_seen: list[Row]) -> Finding:

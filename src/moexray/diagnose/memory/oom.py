@@ -69,7 +69,7 @@ def order_of_tests(run: Run, limits: Limits) -> list[Finding]:
     series = series_of(run, limits.memory)
     same = _identical(run)
     for row in records_of(run):
-        story = _story(run, row, series, same)
+        story = _story(run, row, series, same, limits)
         around = Around(
             phase=row["phase"],
             budget=story.budget.get("budget_bytes"),
@@ -100,9 +100,13 @@ def _named(decisions: tuple[Decision, ...], s: Story, limits: Limits) -> tuple[D
 
 
 def records_of(run: Run) -> list[Row]:
-    """Records and bare errors that belong to the process at hand."""
+    """Records and bare errors that belong to the process at hand, from messages and snapshots."""
     records = [with_process(r, run) for r in run.rows("oom") if r["kind"] == "record" and not r["earlier"]]
     bare = [r for r in run.rows("oom") if r["kind"] == "bare" and not r["earlier"]]
+    if "snapshot" in run.present:
+        from moexray.diagnose.memory.snapshot_oom import failed_requests  # not on the text path
+
+        records += failed_requests(run)
     alone = [b for b in bare if not any(_one_failure(b, r) for r in records)]
     return [*records, *alone]
 
@@ -144,10 +148,12 @@ def _number(row: Row) -> int:
     return int(digits) if digits.isdigit() else 0
 
 
-def _story(run: Run, row: Row, series: Sequence[Series], same: dict[tuple[Any, ...], list[Row]]) -> Story:
+def _story(
+    run: Run, row: Row, series: Sequence[Series], same: dict[tuple[Any, ...], list[Row]], limits: Limits
+) -> Story:
     figures = Figures.of(row)
     twins = same.get(_numbers(row), [])
-    s = growing(row, series)
+    s = growing(row, series, limits.memory)
     fits = None
     if s is not None:
         left = (figures.free or 0) + (figures.fragments or 0)
@@ -216,7 +222,7 @@ def _finding(id: str, items: list[tuple[Decision, Story]], run: Run, limits: Lim
             evidence.append(Evidence(s.row["source"], s.row["where"], text))
     return Finding(
         id=id,
-        severity="error",
+        severity="warn" if all(s.row.get("survived") for _, s in items) else "error",
         confidence=_confidence(decision, story, limits),
         claim=claim,
         subject=subject,
@@ -248,6 +254,8 @@ def _settle(id: str, s: Story) -> tuple[str, ...]:
         return ()
     if id == "mem.true_exhaustion" and (s.figures.free is None or s.figures.fragments is None):
         return ("the whole message, to its end",)
+    if s.row.get("largest_free_bytes") is not None:
+        return tuple(x for x in SETTLE.get(id, ()) if "snapshot" not in x)
     return SETTLE.get(id, ())
 
 

@@ -28,7 +28,6 @@ REDUNDANT = ("num_redundant_experts", "ep_num_redundant_experts")
 BACKENDS = ("moe_a2a_backend", "all2all_backend", "VLLM_ALL2ALL_BACKEND")
 COPIES = 2  # DeepEP's low-latency buffers are doubled, so that one batch is sent while one is received
 ELEMENT_BYTES = 2  # BF16 in both directions: dispatch in FP8 needs less, the buffer is sized for BF16
-MOST = 1.5  # a prediction above this multiple of what is there contradicts itself
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +72,7 @@ def predict(run: Run, source: str) -> Buffers | None:
 def explained(buffers: Buffers, non_torch: int, context: int, limits: MemoryLimits) -> bool:
     """Whether the prediction is at least half of what lies outside PyTorch beyond a normal context."""
     rest = non_torch - context
-    return limits.buffer_share_ratio * rest <= buffers.size <= MOST * non_torch
+    return limits.buffer_share_ratio * rest <= buffers.size <= limits.buffer_most_ratio * non_torch
 
 
 def _first(settings: Mapping[str, str], keys: tuple[str, ...]) -> int | None:

@@ -109,6 +109,6 @@ def _allocator(s: Story, run: Run) -> tuple[Remedy, ...]:
     others = (split, remedy("gc-threshold", env=env))
     state, words = expandable_check(run, str(s.row["source"]))
     old = re.search(r"\(GPU \d+;", text) is not None  # torch 2.0 and older
-    if state in ("blocked", "on") or old:
+    if state in ("blocked", "on") or old or s.row.get("expandable"):
         return others
     return (remedy("expandable-segments", env=env, checked=words), *others)

@@ -63,7 +63,8 @@ def series_of(run: Run, limits: MemoryLimits) -> list[Series]:
     for (what, who), rows in groups.items():
         points = tuple((r["fields"]["tokens"], r["fields"]["bytes"]) for r in rows)
         rising = sum(b[0] > a[0] for a, b in pairwise(points))
-        if len({t for t, _ in points}) < limits.series_points or rising < 0.6 * (len(points) - 1):
+        few = len({t for t, _ in points}) < limits.series_points
+        if few or rising < limits.rising_ratio * (len(points) - 1):
             continue
         slope, offset, r2 = fit(points)
         if slope > 0 and r2 >= limits.linear_r2:
@@ -79,7 +80,7 @@ def _alike(s: Series, all_: Sequence[Series], limits: MemoryLimits) -> bool:
     return max(sizes) - min(sizes) <= limits.ranks_alike_ratio * max(sizes)
 
 
-def growing(row: Row, found: Sequence[Series]) -> Series | None:
+def growing(row: Row, found: Sequence[Series], limits: MemoryLimits) -> Series | None:
     """The series whose next size the request of a record is: its last or more, within the same order."""
     request = row["request_bytes"]
     if request is None:
@@ -87,6 +88,6 @@ def growing(row: Row, found: Sequence[Series]) -> Series | None:
     for s in found:
         last = max(b for _, b in s.points)
         same = (row["source"] == s.who[0] and row["rank"] in (None, s.who[1])) or row["source"] != s.who[0]
-        if same and 0.95 * last <= request <= 3 * last:
+        if same and limits.next_least_ratio * last <= request <= limits.next_most_ratio * last:
             return s
     return None

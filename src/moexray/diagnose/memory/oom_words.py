@@ -69,6 +69,8 @@ def figures_text(s: Story) -> str:
         "fragments_bytes": f.fragments,
         "private_bytes": f.private,
         "reserved_bytes": s.row.get("reserved_bytes"),
+        "largest_free_block_bytes": s.row.get("largest_free_bytes"),
+        "stuck_bytes": s.row.get("stuck_bytes"),
         "limit_bytes": f.limit,
         "non_torch_bytes": f.non_torch,
         "other_bytes": f.other,
@@ -94,6 +96,8 @@ def tell(d: Decision, s: Story, limits: MemoryLimits) -> Told:
     repeats = int(s.row.get("repeats") or 1)
     if repeats > 1:
         claim += f" The message occurs {repeats} times."
+    if s.row.get("survived"):
+        claim += " As large a request was served later: the process went on."
     return claim, value, limit, unit
 
 
@@ -276,7 +280,11 @@ def _fragmentation(s: Story, _: MemoryLimits) -> Told:
     )
     if f.pool and f.fragments is not None:
         text += f" They are {percent(f.fragments, f.pool)} of its pool of {size(f.pool)}."
-    text += " How large the largest hole is, only an allocator snapshot shows."
+    hole = s.row.get("largest_free_bytes")
+    if hole is None:
+        text += " How large the largest hole is, only an allocator snapshot shows."
+    else:
+        text += f" The largest hole that the request could have had is {size(hole)}."
     return text, f.fragments, f.request, "bytes"
 
 

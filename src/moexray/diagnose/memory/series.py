@@ -45,7 +45,7 @@ def growth_unattributed(run: Run, limits: Limits, found: Sequence[Device]) -> li
     out: list[Finding] = []
     told: set[tuple[Any, Any]] = set()
     for d in found:
-        grown = _grows(d.numbers["t_s"], d.numbers["used_bytes"], _load_of(d, loads), d, limits)
+        grown = _grows(d.numbers["t_s"], d.numbers["used_bytes"], _load_of(d, loads, limits), d, limits)
         if grown is None:
             continue
         pair = by_device.get(id(d))
@@ -82,19 +82,22 @@ def _loads(run: Run) -> list[tuple[float, float]]:
     return sorted(out)
 
 
-def _load_of(d: Device, loads: Sequence[tuple[float, float]]) -> tuple[str, Sequence[float | None]] | None:
+def _load_of(
+    d: Device, loads: Sequence[tuple[float, float]], limits: Limits
+) -> tuple[str, Sequence[float | None]] | None:
     """(what it is, load of each sample); None if a load is known that cannot be laid beside the samples."""
+    g = limits.gpu
     if loads:
         at = load_at(d.numbers["t_s"], loads)
         if any(v is not None for v in at):
             return "requests", at
         values = [v for _, v in loads]
-        if len(like_load(values, 0.15)) == len(values):
+        if len(like_load(values, g.like_load_ratio)) == len(values):
             return "requests", [values[0]] * len(d)
         return None
     util = d.numbers["util_ratio"]
-    if sum(not math.isnan(u) for u in util) >= 0.9 * len(d):
-        return "utilisation", [None if math.isnan(u) or u < 0.05 else 100 * u for u in util]
+    if sum(not math.isnan(u) for u in util) >= g.known_util_ratio * len(d):
+        return "utilisation", [None if math.isnan(u) or u < g.idle_ratio else 100 * u for u in util]
     return "unknown", [0.0] * len(d)
 
 
@@ -240,14 +243,15 @@ def fragmentation_drift(run: Run, limits: Limits) -> list[Finding]:
         if not any(v is not None for v in load):
             load, how = [r["allocated_bytes"] for r in rows], "at like allocated memory (load not recorded)"
         kept = [rows[i] for i in like_load(load, g.like_load_ratio)]
-        if len(kept) < max(4, g.like_samples_ratio * len(rows)):
+        if len(kept) < max(g.drift_samples, g.like_samples_ratio * len(rows)):
             continue
         shares = [(_fragments(r) or 0.0) / r["reserved_bytes"] for r in kept]
         grown = growth(shares)
         if grown is None or grown.last - grown.first < g.drift_ratio or grown.rises < g.growth_windows:
             continue
         timed = [(s, t) for s, t in zip(shares, _steps(run, kept), strict=True) if t is not None]
-        together = rank_correlation([s for s, _ in timed], [t for _, t in timed]) if len(timed) >= 4 else None
+        enough = len(timed) >= g.drift_samples
+        together = rank_correlation([s for s, _ in timed], [t for _, t in timed]) if enough else None
         if timed and (together is None or together < g.drift_correlation):
             continue
         steps = windows([t for _, t in timed])
@@ -313,12 +317,14 @@ def stall_from_samples(_run: Run, limits: Limits, found: Sequence[Device]) -> li
     out = []
     for d in found:
         x = dips(d, g.idle_ratio, g.load_ratio, g.full_ratio)
-        if x is None or x.count < 2 or x.full < g.at_full_ratio * x.count or x.windows < g.stall_windows:
+        if x is None or x.count < g.stall_count or x.windows < g.stall_windows:
+            continue
+        if x.full < g.at_full_ratio * x.count:
             continue
         if x.interval_s is None or not 0 < x.interval_s <= g.stall_interval_s:
             continue
-        contrast = x.busy_below >= 0.2 or x.moved >= 0.5 * x.count
-        if not contrast and x.count < 4:
+        contrast = x.busy_below >= g.stall_below_ratio or x.moved >= g.stall_moved_ratio * x.count
+        if not contrast and x.count < g.stall_sure_count:
             continue
         out.append(_stall(d, x, limits, contrast=contrast))
     return out

@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 
     from moexray.analyse.routing import Load
     from moexray.core.limits import Limits
+    from moexray.core.limits.routing import RoutingLimits
     from moexray.core.run import Batch, Run
 
 __all__ = ["dropped_outputs", "router_choices", "router_ties"]
 
 USUAL_K = ((32, 8), (16, 4), (0, 2))  # experts at least -> experts per token, where nothing says it
-OTHER_INPUT = 0.95  # share of changed sets above which two records are not of the same tokens
 PAIRS = 6  # pairs of records compared
-FOLLOWS = 0.8  # share of the changed rows whose recorded choice must be that of the rounded scores
-NEAR = 4.0  # a margin of up to so many differences between the records counts as small
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +40,7 @@ class _Pair:
 
 def router_ties(run: Run, limits: Limits) -> list[Finding]:
     """Rounding of the scores before top-k changes sets, and only those with tiny margins."""
-    del limits
+    lim = limits.routing
     best: tuple[int, Finding] | None = None
     for batch in run.batches("logits"):
         values = np.asarray(batch.columns["values"])
@@ -53,7 +51,7 @@ def router_ties(run: Run, limits: Limits) -> list[Finding]:
             continue
         scores = values if batch.attrs.get("kind") == "probs" else softmax(values)
         r = rounding(scores, k)
-        if not r.changed or r.margin > 2 or _chose_otherwise(run, batch, scores, k):
+        if not r.changed or r.margin > lim.margin_steps or _chose_otherwise(run, batch, scores, k, lim):
             continue
         full = str(batch.attrs.get("precision")) in ("float32", "float64")
         claim = (
@@ -80,7 +78,7 @@ def router_ties(run: Run, limits: Limits) -> list[Finding]:
     return [best[1]] if best else []
 
 
-def _chose_otherwise(run: Run, batch: Batch, scores: np.ndarray, k: int) -> bool:
+def _chose_otherwise(run: Run, batch: Batch, scores: np.ndarray, k: int, lim: RoutingLimits) -> bool:
     """Whether the choices recorded beside the scores do not follow the rounded ones where it matters."""
     for made in run.batches("routes"):
         ids = np.asarray(made.columns["ids"])
@@ -92,7 +90,7 @@ def _chose_otherwise(run: Run, batch: Batch, scores: np.ndarray, k: int) -> bool
         if len(at):
             picked = np.zeros((len(at), scores.shape[1]), bool)
             picked[np.arange(len(at))[:, None], ids[at]] = True
-            return bool((picked == low[at]).all(axis=1).mean() < FOLLOWS)
+            return bool((picked == low[at]).all(axis=1).mean() < lim.follows_rounding)
     return False
 
 
@@ -103,13 +101,13 @@ def _chosen_k(run: Run, batch: Batch) -> int | None:
 
 def router_choices(run: Run, limits: Limits) -> list[Finding]:
     """Two records of the same tokens whose sets differ: divergence of engines, or noise."""
-    for pair in _pairs(run):
+    for pair in _pairs(run, limits.routing):
         if pair.found.changed > 0 and (said := _judge(run, pair, limits)):
             return [said]
     return []
 
 
-def _pairs(run: Run) -> Iterator[_Pair]:
+def _pairs(run: Run, lim: RoutingLimits) -> Iterator[_Pair]:
     """Records of equal layers and tokens that are mostly alike."""
     batches = run.batches("routes")
     for a, b in list(combinations(batches, 2))[: PAIRS * 10]:
@@ -121,16 +119,16 @@ def _pairs(run: Run) -> Iterator[_Pair]:
             continue
         layer = np.asarray(a.columns["layer"])
         found, mask = flips(layer, np.asarray(a.columns["token"]), ids[0], ids[1])
-        if found.changed / max(found.rows, 1) <= OTHER_INPUT or _same_logits(run, a, b):
+        if found.changed / max(found.rows, 1) <= lim.other_input or _same_logits(run, a, b, lim):
             yield _Pair(a, b, layer, found, moved_load(layer, ids[0], ids[1]), mask)
 
 
-def _same_logits(run: Run, a: Batch, b: Batch) -> bool:
+def _same_logits(run: Run, a: Batch, b: Batch, lim: RoutingLimits) -> bool:
     """Whether the scores recorded beside both choices are so near that the tokens are the same."""
     first, second = _logits_of(run, a), _logits_of(run, b)
     if first is None or second is None or first.shape != second.shape:
         return False
-    return float(np.abs(first - second).mean()) < 0.1 * float(first.std())
+    return float(np.abs(first - second).mean()) < lim.same_tokens * float(first.std())
 
 
 def _judge(run: Run, pair: _Pair, limits: Limits) -> Finding | None:
@@ -138,9 +136,9 @@ def _judge(run: Run, pair: _Pair, limits: Limits) -> Finding | None:
     names = [str(b.attrs.get("engine") or b.attrs.get("arm") or "") for b in (pair.first, pair.second)]
     engines = [b.attrs.get("engine") for b in (pair.first, pair.second)]
     same_engine = engines[0] is not None and engines[0] == engines[1]
-    difference, small = _scores(run, pair)
+    difference, small = _scores(run, pair, limits.routing)
     if difference is not None and small is not None:
-        if difference <= limits.routing.same_scores and small < 0.5:
+        if difference <= limits.routing.same_scores and small < limits.routing.small_share:
             return _noise(pair, difference, small)
         if same_engine:
             return None
@@ -150,7 +148,7 @@ def _judge(run: Run, pair: _Pair, limits: Limits) -> Finding | None:
     return _divergence(pair, names, difference, small, limits)
 
 
-def _scores(run: Run, pair: _Pair) -> tuple[float | None, float | None]:
+def _scores(run: Run, pair: _Pair, lim: RoutingLimits) -> tuple[float | None, float | None]:
     """(largest typical difference of the recorded scores, share of flips at small margins)."""
     a, b = (_logits_of(run, x) for x in (pair.first, pair.second))
     k = pair.first.columns["ids"].shape[1]
@@ -159,16 +157,16 @@ def _scores(run: Run, pair: _Pair) -> tuple[float | None, float | None]:
         typical = float(np.quantile(gap, 0.99))
         ranked = -np.partition(-a[pair.mask], [k - 1, k], axis=1)
         margins = ranked[:, k - 1] - ranked[:, k]
-        near = margins <= np.maximum(NEAR * gap[pair.mask], 2.0**-8 * np.abs(ranked[:, k - 1]))
+        near = margins <= np.maximum(lim.near_margin * gap[pair.mask], 2.0**-8 * np.abs(ranked[:, k - 1]))
         return typical, float(near.mean()) if len(near) else None
     first, second = pair.first.columns.get("scores"), pair.second.columns.get("scores")
     if first is None or second is None:
         return None, None
-    return _chosen_scores(pair, np.asarray(first), np.asarray(second))
+    return _chosen_scores(pair, np.asarray(first), np.asarray(second), lim)
 
 
 def _chosen_scores(
-    pair: _Pair, first: np.ndarray, second: np.ndarray
+    pair: _Pair, first: np.ndarray, second: np.ndarray, lim: RoutingLimits
 ) -> tuple[float | None, float | None]:
     """The same from the scores of the chosen experts only: a lost expert should be the weakest one."""
     ids = [np.asarray(x.columns["ids"]) for x in (pair.first, pair.second)]
@@ -180,7 +178,7 @@ def _chosen_scores(
     weakest = first[rows].min(axis=1)
     spread = np.maximum(first[rows].max(axis=1) - weakest, 1e-12)
     above = np.where(lost[rows], first[rows], -np.inf).max(axis=1) - weakest
-    near = above <= np.maximum(0.05 * spread, NEAR * (typical or 0.0))
+    near = above <= np.maximum(lim.near_spread * spread, lim.near_margin * (typical or 0.0))
     return typical, float(near.mean()) if len(near) else None
 
 
@@ -227,7 +225,8 @@ def _divergence(
 ) -> Finding:
     f = pair.found
     known = names[0] != names[1] and all(names)
-    scored = small is not None and small >= 0.5 and bool(difference)  # equal scores diverge by no numbers
+    near = small is not None and small >= limits.routing.small_share
+    scored = near and bool(difference)  # equal scores diverge by no numbers
     sure = known or scored
     who = f"{names[0]} and {names[1]}" if known else "Two records"
     even = pair.moved <= limits.routing.moved_load
@@ -249,7 +248,7 @@ def _divergence(
     )  # fmt: skip
 
 
-def dropped_outputs(every: list[Load]) -> list[Finding]:
+def dropped_outputs(every: list[Load], limits: Limits) -> list[Finding]:
     """An expert with routed tokens whose results never arrive, on every rank."""
     for sent in (x for x in every if x.what == "routed"):
         back = _partner(sent, every)
@@ -264,7 +263,7 @@ def dropped_outputs(every: list[Load]) -> list[Finding]:
             routed = routed.sum(axis=0, keepdims=True)
         lost = (routed > 0) & (combined < routed)
         gone = (routed > 0) & (combined == 0)
-        most = lost.sum() > 0.5 * (routed > 0).sum()
+        most = lost.sum() > limits.routing.lost_most * (routed > 0).sum()
         if not lost.any() or (most and not gone.any()):
             continue
         return [_dropped(sent, back, gone if gone.any() else lost, routed, combined)]

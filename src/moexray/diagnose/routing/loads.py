@@ -35,7 +35,7 @@ def load_rules(run: Run, limits: Limits) -> list[Finding]:
         *wrong_axis(run, every, limits),
         *counts_multiplied(run, every),
         *files_of_ranks(mismatches),
-        *dropped_outputs(every),
+        *dropped_outputs(every, limits),
     ]
 
 

@@ -83,7 +83,7 @@ def _uneven(pages: list[dict[str, Point]], limits: Limits) -> Finding | None:
     return Finding(
         "sched.dp_imbalance",
         "warn",
-        0.9 if len(found) > 1 or value > 3 * max(mid, 1) else 0.85,
+        0.9 if len(found) > 1 or value > limits.requests.imbalance_sure * max(mid, 1) else 0.85,
         claim,
         value=value / mid if mid else value,
         limit=limits.requests.imbalance,

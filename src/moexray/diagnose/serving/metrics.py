@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["no_progress", "per_request_average", "prefill_interference"]
 
-FEW = 5  # steps on each side of a comparison
 
 
 def no_progress(run: Run, limits: Limits) -> list[Finding]:
@@ -206,7 +205,7 @@ def prefill_interference(run: Run, limits: Limits) -> list[Finding]:
     lim = limits.requests
     for batch in run.batches("steps"):
         split = prefill_split(batch)
-        if split is None or min(split.with_prefill, split.steps - split.with_prefill) < FEW:
+        if split is None or min(split.with_prefill, split.steps - split.with_prefill) < lim.prefill_steps:
             continue
         ratio = split.median_with_s / split.median_without_s
         if ratio < lim.prefill_factor or split.with_prefill < lim.prefill_share * split.steps:
@@ -231,7 +230,7 @@ def _interference(run: Run, batch: Batch, split: PrefillSplit, limits: Limits) -
         f"{split.with_prefill} of {split.steps} steps prefill on some rank{some} and last "
         f"{split.median_with_s * 1e3:.0f} ms against {floor * 1e3:.1f} ms without: all ranks wait for it."
     )
-    if itl > 1.5 * floor:
+    if itl > limits.requests.itl_factor * floor:
         claim += f" The {what} of {itl * 1e3:.1f} ms is {itl / floor:.1f}x the decode floor."
     facts = {
         "steps": split.steps,

@@ -55,7 +55,7 @@ def _counter_moved(run: Run, chain: Series, windows: list[Window], limits: Limit
     first, last, seconds = chain.scrapes[0], chain.scrapes[-1], chain.whole.seconds
     rate = f" in {seconds:.0f} s ({moved / seconds:.1f} per s)" if seconds else " between the scrapes"
     used = f"KV use up to {max(uses):.1%}" if uses else "KV use unknown"
-    balance, extra = _balance(run)
+    balance, extra = _balance(run, limits)
     claim = (
         f"{moved:.0f} preemptions{rate} with {used}: evicted requests are computed again: that makes the "
         f"tail."
@@ -125,7 +125,7 @@ def _plain(value: float | None) -> float | int | None:
     return int(value) if value is not None and value == int(value) and abs(value) < 1e15 else value
 
 
-def _balance(run: Run) -> tuple[str, tuple[Evidence, ...]]:
+def _balance(run: Run, limits: Limits) -> tuple[str, tuple[Evidence, ...]]:
     """Balancedness that the log states, as the counter-check: a sentence and its line."""
     rows = [
         r
@@ -138,7 +138,7 @@ def _balance(run: Run) -> tuple[str, tuple[Evidence, ...]]:
         return "", ()
     value = median(float(r["fields"]["balancedness"]) for r in rows)
     last = rows[-1]
-    if value < 0.8:
+    if value < limits.routing.balancedness:
         return f" The logged balancedness of the experts is {value:.2f}, which is a matter of its own.", ()
     evidence = Evidence(
         last["source"], last["where"], f"{last['text']} {pairs({'balancedness': round(value, 3)})}"
@@ -160,7 +160,7 @@ def _preempted_in_log(run: Run, limits: Limits) -> list[Finding]:
     if use is not None and use < limits.requests.kv_full and not said:
         return []
     sure = full and count > 1
-    balance, extra = _balance(run)
+    balance, extra = _balance(run, limits)
     used = f" at KV use up to {use:.1%}" if use is not None else ""
     claim = f"The log reports {count} preemptions{used}: evicted requests are computed again.{balance}"
     evidence = tuple(Evidence(r["source"], r["where"], r["text"]) for r in (*rows[:2], *rows[-1:]))
@@ -286,7 +286,7 @@ def _queue_finding(
         for p in rise[:SHOWN]
     )
     remedies = [remedy("sched.more_replicas")]
-    if kv is not None and kv < 0.9:
+    if kv is not None and kv < limits.requests.kv_room:
         remedies.append(remedy("sched.raise_limit", running=f"{running[-1]:.0f}", kv=f"{kv:.0%}"))
     return Finding(
         "sched.saturated",
