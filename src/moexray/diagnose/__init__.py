@@ -58,7 +58,7 @@ RULES: tuple[Rule, ...] = (
             "mem.oom_unexplained",
             "advice.expandable_segments_unsafe",
         ),
-        ("oom",),
+        ("oom", "snapshot"),
     ),
     Rule(
         "moexray.diagnose.memory.oom_log:retries_recovered",

@@ -49,6 +49,8 @@ def remedies_for(id: str, s: Story, run: Run) -> tuple[Remedy, ...]:
         "mem.capture_headroom": (*lower, remedy("fewer-captures")),
     }
     if id == "mem.fragmentation":
+        if "expandable" in s.row:  # the record is an entry of a snapshot: its history is at hand
+            return (*_allocator(s, run), remedy("snapshot.try_settings", source=s.row["source"]))
         return (*_allocator(s, run), remedy("replay-history"))
     if id == "mem.fragmentation_contributes":
         return (*lower, remedy("cap-batched-tokens"), *_allocator(s, run))
