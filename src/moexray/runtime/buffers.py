@@ -1,0 +1,400 @@
+"""Temporaries from buffers that are kept: a drop-in for numpy's and torch's `empty` that stops allocating.
+
+Glossary: a *root* is the memory of one buffer; a *view* is the array or tensor that the caller gets; a
+buffer is *idle* when nothing refers to its root any more, neither a view nor anything made from one
+(slices, transposes, what autograd keeps). Only an idle buffer serves again, so there is nothing to give
+back and nothing to give back too early. A *role* names temporaries that share buffers whatever their
+sizes: the input of expert after expert.
+
+Without a role sizes are rounded up to classes (token-wise: other token counts find the same buffer); with
+one the buffers of the role are as large as its largest request so far (expert-wise).
+
+Threads may share a pool: its lock is held for the search. On CUDA (untested on a GPU) a buffer serves the
+stream that it was made on; a temporary that other streams use must not come from a pool.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.algorithms.policies import GRANULE, Segregated
+from moexray.core.errors import UsageError
+from moexray.runtime.guard import Guard
+from moexray.runtime.handle import Handle
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+__all__ = ["ALIGNMENT", "BufferPool", "PoolFigures", "aligned_empty", "aligned_empty_like"]
+
+ALIGNMENT = GRANULE  # bytes
+CLASSES = 4  # per doubling: a buffer is at most a quarter larger than asked (analyse/reuse tries others)
+
+Key = tuple[Any, ...]
+
+
+# ---- aligned helpers
+
+
+def aligned_empty(
+    shape: int | Sequence[int], dtype: Any, *, device: Any = None, strides: Sequence[int] | None = None,
+    alignment: int = ALIGNMENT,
+) -> Any:  # fmt: skip
+    """An array (numpy dtype) or tensor (torch dtype) whose lowest byte lies at a multiple of `alignment`.
+
+    Args:
+        shape: As `empty` takes it.
+        dtype: Of numpy or torch; decides what is made.
+        device: For tensors only.
+        strides: In the library's own unit (numpy bytes, torch elements); None is dense, in C order.
+        alignment: Bytes, a power of two.
+
+    Raises:
+        UsageError: the alignment is no power of two, or a device is asked for an array.
+    """
+    _check(alignment)
+    kind = _kind(dtype, device)
+    shape, span = _sizes(kind, shape, dtype, strides)
+    return kind.view(_Buffer(kind, span, device, alignment), kind.blank(dtype, device), shape, strides)
+
+
+def aligned_empty_like(like: Any, *, alignment: int = ALIGNMENT) -> Any:
+    """An aligned array or tensor with the shape, type, device and strides of another, gaps included.
+
+    Where elements of `like` share memory (a broadcast, a sliding window) the result is dense.
+
+    Raises:
+        UsageError: the alignment is no power of two.
+    """
+    shape, dtype, device, strides = _traits(like)
+    return aligned_empty(shape, dtype, device=device, strides=strides, alignment=alignment)
+
+
+# ---- the pool
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFigures:
+    """What a pool did.
+
+    Args:
+        reused: Requests that an idle buffer served.
+        made: Buffers allocated.
+        plain: Requests that got memory of their own: over the limit, or not for a pool (a graph capture, a
+            compilation, objects).
+        held_bytes: Held now.
+        peak_bytes: Most ever held.
+    """
+
+    reused: int
+    made: int
+    plain: int
+    held_bytes: int
+    peak_bytes: int
+
+
+class BufferPool:
+    """Buffers for temporaries. Off, or where it fails, requests are answered by `aligned_empty`.
+
+    Args:
+        alignment: Of each buffer, bytes, a power of two.
+        classes: Size classes per doubling.
+        limit_bytes: Most that the pool may hold; None is no limit.
+        name: For the kill switch.
+
+    Raises:
+        UsageError: the alignment is no power of two.
+    """
+
+    def __init__(
+        self, *, alignment: int = ALIGNMENT, classes: int = CLASSES, limit_bytes: int | None = None,
+        name: str = "buffers",
+    ) -> None:  # fmt: skip
+        _check(alignment)
+        self.alignment, self.limit_bytes = alignment, limit_bytes
+        self.guard = Guard(name)
+        self._class_of = lru_cache(4096)(Segregated(None, alignment, classes).class_size)
+        self._rows: dict[Key, list[_Buffer]] = {}
+        self._lock = threading.RLock()  # what dies under it may run code that asks again
+        self._reused = self._made = self._plain = self._held = self._peak = 0
+
+    def empty(
+        self, shape: int | Sequence[int], dtype: Any, *, device: Any = None,
+        strides: Sequence[int] | None = None, role: str = "",
+    ) -> Any:  # fmt: skip
+        """As `aligned_empty`, from an idle buffer where there is one. The content is left over.
+
+        Raises:
+            UsageError: a device is asked for an array.
+        """
+        return self.guard.run(self._take, self._own, shape, dtype, device, strides, role)
+
+    def empty_like(self, like: Any, *, role: str = "") -> Any:
+        """As `aligned_empty_like`, from an idle buffer where there is one."""
+        shape, dtype, device, strides = _traits(like)
+        return self.empty(shape, dtype, device=device, strides=strides, role=role)
+
+    def trim(self) -> int:
+        """Lets idle buffers go; the bytes that were freed."""
+        with self._lock:
+            return self._drop(1 << 62)
+
+    def figures(self) -> PoolFigures:
+        """The counters, taken together."""
+        with self._lock:
+            return PoolFigures(self._reused, self._made, self._plain, self._held, self._peak)
+
+    def replacing(self, owner: Any, name: str, *, role: str = "") -> Handle:
+        """A handle that puts the pool in the place of a host's allocation call.
+
+        Args:
+            owner: A module, class or object of the host; not numpy or torch, which the pool itself calls.
+            name: Of an attribute that is called as `empty(shape, dtype=..., device=...)`. Calls with other
+                arguments, or without a dtype, go to the original.
+            role: See the head of this file.
+
+        Raises:
+            UsageError: the owner is numpy or torch.
+        """
+        if getattr(owner, "__name__", "") in {"numpy", "torch"}:
+            raise UsageError(f"the pool itself calls {owner.__name__}.{name}", hint="name the host's own")
+
+        def install(handle: Handle) -> None:
+            original: Callable[..., Any] = getattr(owner, name, None) or _missing(owner, name)
+
+            def pooled(*args: Any, **kwargs: Any) -> Any:
+                usual = len(args) == 1 and "dtype" in kwargs and kwargs.keys() <= {"dtype", "device"}
+                if not (handle.attached and usual):
+                    return original(*args, **kwargs)
+                return self.guard.run(
+                    lambda: self._take(args[0], kwargs["dtype"], kwargs.get("device"), None, role),
+                    lambda: original(*args, **kwargs),
+                )
+
+            handle.replace(owner, name, pooled)
+
+        return Handle(self.guard.name, install)
+
+    # ---- inside
+
+    def _own(self, shape: Any, dtype: Any, device: Any, strides: Any, role: str) -> Any:
+        del role
+        return aligned_empty(shape, dtype, device=device, strides=strides, alignment=self.alignment)
+
+    def _take(self, shape: Any, dtype: Any, device: Any, strides: Any, role: str) -> Any:
+        kind = _kind(dtype, device)
+        sizes, span = _sizes(kind, shape, dtype, strides)
+        blank = kind.blank(dtype, device)
+        place = kind.place(blank)
+        if place is not None:
+            need = self._class_of(-(-span // self.alignment) * self.alignment)
+            key = (kind, *place, role or need)
+            with self._lock:
+                buffer = self._find(key, need) or self._make(key, need, device)
+                if buffer is not None:  # the view is made under the lock: from then on it is not idle
+                    return kind.view(buffer, blank, sizes, strides)
+        with self._lock:
+            self._plain += 1
+        return self._own(shape, dtype, device, strides, role)
+
+    def _find(self, key: Key, need: int) -> _Buffer | None:
+        for buffer in self._rows.get(key, ()):
+            if buffer.size >= need and buffer.idle():
+                self._reused += 1
+                return buffer
+        return None
+
+    def _make(self, key: Key, need: int, device: Any) -> _Buffer | None:
+        row = self._rows.setdefault(key, [])
+        need = max([need, *(b.size for b in row)])
+        row[:] = [b for b in row if b.size >= need or not self._gone(b)]  # a role outgrew them
+        if self.limit_bytes is not None and self._held + need > self.limit_bytes:
+            self._drop(self._held + need - self.limit_bytes)
+            if self._held + need > self.limit_bytes:
+                return None
+        buffer = _Buffer(key[0], need, device, self.alignment)
+        row.append(buffer)
+        self._made += 1
+        self._held += need
+        self._peak = max(self._peak, self._held)
+        return buffer
+
+    def _gone(self, buffer: _Buffer) -> bool:
+        """Notes that a buffer goes, if it is idle."""
+        if not buffer.idle():
+            return False
+        self._held -= buffer.size
+        return True
+
+    def _drop(self, wanted: int) -> int:
+        freed = 0
+        for row in self._rows.values():
+            for at in reversed(range(len(row))):
+                if freed < wanted and self._gone(row[at]):
+                    freed += row.pop(at).size
+        return freed
+
+
+# ---- numpy and torch
+
+
+class _Numpy:
+    """Arrays; strides in bytes."""
+
+    @staticmethod
+    def itemsize(dtype: Any) -> int:
+        return int(np.dtype(dtype).itemsize)
+
+    @staticmethod
+    def stride_bytes(dtype: Any) -> int:
+        del dtype
+        return 1
+
+    @staticmethod
+    def blank(dtype: Any, device: Any) -> Any:
+        """What becomes the view."""
+        del device
+        return np.dtype(dtype)
+
+    @staticmethod
+    def place(blank: Any) -> tuple[Any, ...] | None:
+        """What else must be equal for a buffer to serve; None where no buffer may."""
+        return None if blank.hasobject else ()
+
+    @staticmethod
+    def root(size: int, device: Any) -> tuple[Any, int]:
+        """(root, its address)."""
+        if device is not None:
+            raise UsageError(f"an array on device {device}", hint="give a torch dtype, or no device")
+        root = np.empty(size, np.uint8)
+        return root, root.__array_interface__["data"][0]
+
+    @staticmethod
+    def users(buffer: _Buffer) -> int:
+        """References to the root."""
+        return sys.getrefcount(buffer.root)
+
+    @staticmethod
+    def view(buffer: _Buffer, blank: Any, shape: tuple[int, ...], strides: Any) -> Any:
+        if blank.hasobject:
+            return np.empty(shape, blank)
+        start = buffer.start
+        if strides is not None:  # the first element lies above the lowest where a stride is negative
+            start -= sum(s * (n - 1) for n, s in zip(shape, strides, strict=True) if s < 0 < n)
+        return np.ndarray(shape, blank, buffer.root, start, strides)
+
+
+class _Torch:
+    """Tensors; strides in elements."""
+
+    @staticmethod
+    def itemsize(dtype: Any) -> int:
+        return int(dtype.itemsize)
+
+    stride_bytes = itemsize
+
+    @staticmethod
+    def blank(dtype: Any, device: Any) -> Any:
+        import torch
+
+        return torch.empty(0, dtype=dtype, device=device)
+
+    @staticmethod
+    def place(blank: Any) -> tuple[Any, ...] | None:
+        """See _Numpy. A captured graph would go on using its buffers behind our back."""
+        import torch
+
+        where = blank.device
+        if where.type == "meta" or torch.compiler.is_compiling():
+            return None
+        if where.type != "cuda":
+            return (where,)
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        return (where, torch.cuda.current_stream(where).cuda_stream)
+
+    @staticmethod
+    def root(size: int, device: Any) -> tuple[Any, int]:
+        import torch
+
+        root = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
+        return root, root.data_ptr()
+
+    @staticmethod
+    def users(buffer: _Buffer) -> int:
+        """References to the storage; torch has no public name for it (its own graph trees use this one)."""
+        import torch
+
+        return int(torch._C._storage_Use_Count(buffer.root._cdata))  # noqa: SLF001
+
+    @staticmethod
+    def view(buffer: _Buffer, blank: Any, shape: tuple[int, ...], strides: Any) -> Any:
+        start = buffer.start // blank.element_size()
+        return blank.set_(buffer.root, start, shape, () if strides is None else strides)
+
+
+class _Buffer:
+    """Memory of `size` bytes from the multiple of `alignment` at `start`; idle until a view is made."""
+
+    __slots__ = ("_alone", "kind", "root", "size", "start")
+
+    def __init__(self, kind: type[_Numpy | _Torch], size: int, device: Any, alignment: int) -> None:
+        self.kind, self.size = kind, size
+        self.root, address = kind.root(size + alignment - 1, device)
+        self.start = -address % alignment
+        self._alone = kind.users(self)
+
+    def idle(self) -> bool:
+        """Nothing but this object refers to the root."""
+        return self.kind.users(self) == self._alone
+
+
+def _kind(dtype: Any, device: Any) -> type[_Numpy | _Torch]:
+    if type(dtype).__module__ == "torch":
+        return _Torch
+    if device is not None:
+        raise UsageError(f"an array on device {device}", hint="give a torch dtype, or no device")
+    return _Numpy
+
+
+def _sizes(
+    kind: type[_Numpy | _Torch], shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | None
+) -> tuple[tuple[int, ...], int]:
+    """The shape as a tuple, and the bytes from the lowest to the highest element, at least 1."""
+    sizes = shape if isinstance(shape, tuple) else (shape,) if isinstance(shape, int) else tuple(shape)
+    item = kind.itemsize(dtype)
+    if strides is None or 0 in sizes:
+        return sizes, max(math.prod(sizes) * item, 1)
+    step = kind.stride_bytes(dtype)
+    return sizes, item + step * sum(abs(s) * (n - 1) for n, s in zip(sizes, strides, strict=True))
+
+
+def _traits(like: Any) -> tuple[tuple[int, ...], Any, Any, Any]:
+    """(shape, dtype, device, strides), strides None where elements share memory."""
+    if hasattr(like, "stride"):
+        shape, strides, device, item = tuple(like.shape), tuple(like.stride()), like.device, 1
+    else:
+        like = np.asarray(like)
+        shape, strides, device, item = like.shape, like.strides, None, like.itemsize
+    reach = item  # bytes (elements for torch) that the inner dimensions cover
+    for stride, size in sorted((abs(s), n) for n, s in zip(shape, strides, strict=True) if n > 1):
+        if stride < reach:
+            return shape, like.dtype, device, None
+        reach = stride * (size - 1) + reach
+    return shape, like.dtype, device, strides
+
+
+def _check(alignment: int) -> None:
+    if alignment < 1 or alignment & (alignment - 1):
+        raise UsageError(f"an alignment of {alignment} is no power of two")
+
+
+def _missing(owner: Any, name: str) -> Any:
+    raise UsageError(f"{owner!r} has no {name} to replace", hint="is this version supported?")
