@@ -73,6 +73,7 @@ def add_counterfactuals(run: Run, findings: list[Finding]) -> list[Finding]:
         if unseen or seen.mean_s - after.mean_s < LEAST_CHANGE * seen.mean_s:
             out.append(f)
             continue
+        share = (seen.mean_s - after.mean_s) / excess
         text = pairs(
             {
                 "p50_s": seen.p50_s,
@@ -81,11 +82,16 @@ def add_counterfactuals(run: Run, findings: list[Finding]) -> list[Finding]:
                 "p99_without_s": after.p99_s,
                 "p99_without_low_s": after.low_s,
                 "p99_without_high_s": after.high_s,
-                "excess_share_ratio": (seen.mean_s - after.mean_s) / excess,
+                "excess_share_ratio": share,
             }
         )
         where = f"{len(work.last)} steps of {len(work.profiles)} ranks, re-timed without it"
-        out.append(replace(f, evidence=(*f.evidence, Evidence(work.profiles[0].source, where, text))))
+        claim = (
+            f"{f.claim} Re-timed without it, the P99 of a step is {after.p99_s * 1e3:.1f} ms instead of "
+            f"{seen.p99_s * 1e3:.1f} ms, which takes away {share:.0%} of the excess."
+        )
+        proof = Evidence(work.profiles[0].source, where, text)
+        out.append(replace(f, claim=claim, evidence=(*f.evidence, proof)))
     return out
 
 
