@@ -19,7 +19,9 @@ import numpy as np
 
 from moexray.analyse.gaps import COMPILING
 from moexray.analyse.timeline import DRIVER, OPERATOR, PYTHON, RUNTIME, Cover
-from moexray.analyse.timeline_host import COLLECT, DEVICE_MEMORY
+from moexray.analyse.timeline_comm import launch_times
+from moexray.analyse.timeline_host import COLLECT, DEVICE_MEMORY, RELEASE
+from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -34,6 +36,7 @@ LEAST_STEPS = 8
 STALL_SHARE = 0.1  # of the median pace: less is the unrest of a healthy run
 STALL_SPREAD = 5.0  # median deviations of the place and rank
 FOLLOWS = 0.5  # share of the variance of transfers that the work of the fullest rank must explain
+WAITING = lazy(rf"Synchronize|{RELEASE.pattern}")  # the host waits for the device, a release too
 EXPLAINS = 0.3  # share of the excess that calls of a kind must cover
 DRAWS = 200  # of the bootstrap
 BLOCK = 4  # steps drawn together
@@ -53,6 +56,9 @@ class Clockwork:
         transfer: [collectives], from the last arrival to the end.
         usual_transfer: Of that place in the step.
         last: Index of the last collective of each step.
+        ready: [ranks, collectives] when the host had launched it, from the end of the step before; a host
+            that runs ahead of its device stands still while others are waited for. -inf where it had
+            waited for the device before, so that it would have come earlier had the others.
     """
 
     profiles: list[Profile]
@@ -64,6 +70,7 @@ class Clockwork:
     transfer: NDArray[np.float64]
     usual_transfer: NDArray[np.float64]
     last: NDArray[np.int64]
+    ready: NDArray[np.float64]
 
     def paces(
         self, stalls: NDArray[np.bool_] | None = None, *, even: bool = False, transfers: bool = False
@@ -83,7 +90,9 @@ class Clockwork:
             mean = (calm * self.present).sum(axis=0) / members
             transfer = transfer * self._relief(calm.max(axis=0), mean)
             calm = np.where(self.present, mean, 0.0)
-        return np.diff(self._ends(calm + left, transfer)[self.last])
+        freed = np.zeros(len(calm), np.bool_) if stalls is None else stalls.any(axis=1)
+        ready = np.where(freed[:, None], -np.inf, self.ready)
+        return np.diff(self._ends(calm + left, transfer, ready)[self.last])
 
     def _relief(self, most: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
         """[collectives] factor of the transfers if the fullest rank had the mean load.
@@ -103,13 +112,19 @@ class Clockwork:
         floor = moved * ideal / np.maximum(work, 1.0)
         return np.asarray((np.maximum(less, floor) / np.maximum(moved, 1.0))[step])
 
-    def _ends(self, segment: NDArray[np.float64], transfer: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _ends(
+        self, segment: NDArray[np.float64], transfer: NDArray[np.float64], ready: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         """Longest path: the end of each collective."""
-        now = np.zeros(len(segment))
+        now, begin = np.zeros(len(segment)), np.zeros(len(segment))
         ends = np.zeros(segment.shape[1])
+        lasts = set(self.last.tolist())
         for k in range(segment.shape[1]):
             here = self.present[:, k]
-            ends[k] = now[here] = (now + segment[:, k])[here].max() + transfer[k]
+            arrived = np.maximum(now + segment[:, k], begin + ready[:, k])
+            ends[k] = now[here] = arrived[here].max() + transfer[k]
+            if k in lasts:
+                begin = now.copy()
         return ends
 
     def of(self, kinds: tuple[str, ...], rank: int | None) -> NDArray[np.bool_]:
@@ -180,7 +195,25 @@ def clockwork(c: Collectives) -> Clockwork | None:
     for rank, profile in enumerate(c.profiles):
         at = np.flatnonzero(stalled[rank])
         kind[rank, at] = _kinds(profile, before[rank, at], start[rank, at], excess[rank, at])
-    return Clockwork(c.profiles, present, segment, segment - excess, stalled, kind, transfer, usual, last)
+    ready = _ready(c, order, last)
+    calm = segment - excess
+    return Clockwork(c.profiles, present, segment, calm, stalled, kind, transfer, usual, last, ready)
+
+
+def _ready(c: Collectives, order: NDArray[np.int64], last: NDArray[np.int64]) -> NDArray[np.float64]:
+    """[ranks, collectives] as in Clockwork."""
+    out = np.full((len(c.profiles), len(order)), -np.inf)
+    step = np.searchsorted(last, np.arange(len(order)))  # after the last one comes an unfinished step
+    for rank, profile in enumerate(c.profiles):
+        columns = order[last]
+        ended = np.where(c.present[rank, columns], c.end[rank, columns], -1)
+        begin = np.where(step > 0, ended[np.maximum(step - 1, 0)], -1)
+        at = np.flatnonzero(c.present[rank, order] & (begin >= 0))
+        launched = launch_times(profile, c.row[rank, order[at]])
+        waits = np.sort(profile.start[profile.named(WAITING, RUNTIME, DRIVER)])
+        ran = np.searchsorted(waits, launched) == np.searchsorted(waits, begin[at])
+        out[rank, at[ran]] = (launched - begin[at])[ran]
+    return out
 
 
 def _worked(
@@ -190,7 +223,8 @@ def _worked(
     out = np.zeros_like(start)
     for rank, profile in enumerate(profiles):
         at = present[rank]
-        out[rank, at] = profile.compute.within(start[rank, at].astype(np.int64), end[rank, at].astype(np.int64))
+        since, until = (times[rank, at].astype(np.int64) for times in (start, end))
+        out[rank, at] = profile.compute.within(since, until)
     return out
 
 

@@ -258,5 +258,6 @@ def _worked_more(c: Collectives, slow: NDArray[np.int64], usual: NDArray[np.int6
         own, usually = (c.step_on(rank, steps) for steps in (mine, others))
         if (own >= 0).any() and (usually >= 0).any():
             work = p.compute.within(p.steps.start, p.steps.end)
-            grown.append(bool(np.median(work[own[own >= 0]]) > GROWN * np.median(work[usually[usually >= 0]])))
+            before = np.median(work[usually[usually >= 0]])
+            grown.append(bool(np.median(work[own[own >= 0]]) > GROWN * before))
     return not grown or any(grown)

@@ -66,11 +66,13 @@ def _claim(plan: Plan, cause: Cause) -> dict[str, Any]:
 def _ids(plan: Plan, cause: Cause) -> tuple[list[str], list[str]]:
     """(roots that the evidence proves, what else may be said); no roots: the bundle cannot tell."""
     gone = plan.withheld
-    traced = "trace" not in gone
-    wait = ["comm.straggler_wait"]
+    traced = "trace" not in gone or cause.rank != plan.guilty[0]
+    pair = plan.ranks - ("trace" in gone) >= 2  # one rank alone does not tell who waits for whom
+    wait = ["comm.straggler_wait"] * pair
     if cause.kind == "alloc":
         cut, warned = "snapshot" not in gone, not {"lines", "stats"} <= gone
-        told = ["mem.fragmentation"] * cut or ["mem.alloc_stall"] * traced or ["mem.alloc_retry_recovered"] * warned
+        told = ["mem.fragmentation"] * cut or ["mem.alloc_stall"] * traced
+        told = told or ["mem.alloc_retry_recovered"] * warned
         may = [*wait, *["mem.alloc_stall"] * traced, *["mem.alloc_retry_recovered"] * warned]
         return told, may
     if cause.kind in PAUSES:
@@ -90,4 +92,8 @@ def _ids(plan: Plan, cause: Cause) -> tuple[list[str], list[str]]:
         return wait if traced else [], []
     if cause.kind == "slow_link":
         return ["comm.slow_transfer"] if traced else [], []
-    return ["comm.missing_rank" if cause.layer == 0 else "comm.desync"], ["comm.no_progress"]
+    if cause.layer == 1:
+        return ["comm.desync"], ["comm.no_progress"]
+    # A silent last rank is missed only by who knows the group; one reporter alone misses nobody.
+    told = plan.ranks > 2 and not ("dumps" in gone and cause.rank == plan.ranks - 1)
+    return ["comm.missing_rank"] * told, ["comm.missing_rank", "comm.no_progress"]
