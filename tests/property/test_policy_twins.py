@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from moexray.algorithms.policies import POLICIES
+from moexray.core.errors import UsageError
 from policy_twins import TWINS
 
 OPTIONS = {"segregated": {"slab": 32}, "scope": {"chunk": 32}}
@@ -153,3 +154,38 @@ def test_nested_scopes_never_fall_back_and_leave_nothing(scopes):
         policy.end_scope()
     assert policy.fallbacks == 0
     assert policy.high_water == 1024
+
+
+@pytest.mark.parametrize("name", [n for n in POLICIES if n not in ("first-fit-naive", "scope")])
+@settings(max_examples=40, deadline=None)
+@given(steps=STEPS, more=STEPS, capacity=CAPACITIES, dice=st.randoms(use_true_random=False))
+def test_blocks_claimed_at_their_places_are_the_same_space(name, steps, more, capacity, dice):
+    old, new = (POLICIES[name](capacity, 1, **OPTIONS.get(name, {})) for _ in range(2))
+    drive(old, steps)
+    blocks = list(old.used.items())
+    dice.shuffle(blocks)
+    for at, size in blocks:
+        new.claim(at, size)
+        for taken in {at, at + size - 1}:
+            with pytest.raises(UsageError):
+                new.claim(taken, 1)
+    assert new.used == old.used
+    assert new.given == old.given
+    assert new.high_water == max((at + size for at, size in blocks), default=0)
+    live = [(at, 1) for at in new.used]
+    for law in (tiles, *[law for law in LAWS[name] if law in (merged, bitmaps)]):
+        law(new, live)
+    for at, _ in blocks[::2]:
+        new.free(at)
+    drive(new, more, lambda policy, _: tiles(policy, [(at, 1) for at in policy.used]))
+    for at in list(new.used):
+        new.free(at)
+    assert new.given == 0
+    if capacity is not None and name != "segregated":
+        assert new.largest_free() == (1 << capacity.bit_length() - 1 if name == "buddy" else capacity)
+
+
+@pytest.mark.parametrize("name", ["first-fit-naive", "scope"])
+def test_policies_that_cannot_choose_places_say_so(name):
+    with pytest.raises(UsageError, match=f"cannot be claimed of {name}"):
+        POLICIES[name](1 << 20, 1).claim(0, 16)

@@ -66,6 +66,24 @@ class Buddy(Policy):
         self._high = max(self._high, offset + (1 << order))
         return offset, 1 << order
 
+    def _claim(self, offset: int, size: int) -> bool:
+        order = size.bit_length() - 1
+        if size != 1 << order or offset % size:
+            return False
+        for have in range(order, self._orders.bit_length()):
+            start = offset >> have << have
+            row = self._free.get(have, [])
+            at = bisect_left(row, start)
+            if at < len(row) and row[at] == start:
+                self._remove(have, at)
+                for low in reversed(range(order, have)):
+                    half = 1 << low
+                    self._add(low, start if offset & half else start + half)
+                    start += offset & half
+                self._high = max(self._high, offset + size)
+                return True
+        return False
+
     def _release(self, offset: int, given: int) -> None:
         order = given.bit_length() - 1
         while True:

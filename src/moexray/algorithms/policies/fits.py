@@ -82,6 +82,29 @@ class Space(Policy):
         self.end = at + size
         return at, size
 
+    def _claim(self, offset: int, size: int) -> bool:
+        stop = offset + size
+        if self.capacity is not None and stop > self.capacity:
+            return False
+        around = next((s for s, n in self._free.items() if s <= offset < s + n), None)
+        if around is None:
+            if offset < self.end:
+                return False
+            around = self._tail() if offset > self.end else offset
+            free_to = offset
+        else:
+            free_to = around + self._free[around]
+            if free_to < min(stop, self.end):
+                return False
+        if around in self._free:
+            self._take(around)
+        if around < offset:
+            self._add(around, offset - around)
+        if free_to > stop:
+            self._add(stop, free_to - stop)
+        self.end = max(self.end, stop)
+        return True
+
     def _release(self, offset: int, given: int) -> None:
         before = self._ends.get(offset)
         if before is not None:
@@ -212,6 +235,10 @@ class NaiveFirstFit(FirstFit):
     def _cut(self, start: int, size: int, alignment: int) -> tuple[int, int]:
         del size, alignment
         return start, self._take(start)
+
+    def _claim(self, offset: int, size: int) -> bool:
+        del offset, size
+        return False  # it cannot split
 
     def _tail(self) -> int:
         return self.end

@@ -78,6 +78,21 @@ class Policy(ABC):
         self.given -= given
         self._release(offset, given)
 
+    def claim(self, offset: int, size: int) -> None:
+        """Hands out exactly the bytes from `offset` on: for an arena that has moved its blocks.
+
+        Args:
+            offset: A multiple of the granule; of buddies and their `size` a multiple of it.
+            size: Bytes as given, see `used`; of buddies a power of two.
+
+        Raises:
+            UsageError: they are not free, or this policy cannot choose places.
+        """
+        if offset % self.granule or size % self.granule or size < 1 or not self._claim(offset, size):
+            raise UsageError(f"{size} bytes at offset {offset} cannot be claimed of {self.name}")
+        self.used[offset] = size
+        self.given += size
+
     def largest_free(self) -> int:
         """The largest free block, or what growing within the capacity could add, bytes."""
         return max((size for _, size in self.free_blocks()), default=0)
@@ -86,6 +101,11 @@ class Policy(ABC):
         """1 - largest free block / free bytes below the high water; 0 where nothing is free."""
         sizes = [size for _, size in self.free_blocks()]
         return 1 - max(sizes) / sum(sizes) if sizes else 0.0
+
+    def _claim(self, offset: int, size: int) -> bool:
+        """Takes the range if all of it is free; False where it is not."""
+        del offset, size
+        return False
 
     @property
     @abstractmethod

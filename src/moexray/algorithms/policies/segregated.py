@@ -103,6 +103,15 @@ class Segregated(Policy):
                 return base
         return None
 
+    def _claim(self, offset: int, size: int) -> bool:
+        if self.class_size(size) != size:
+            return False
+        self._space.claim(offset, size)
+        self._slabs[offset] = _Slab(offset, size, 1, [])
+        self._owner[offset] = offset
+        self._open.setdefault(size, [])
+        return True
+
     def _release(self, offset: int, given: int) -> None:
         slab = self._slabs[self._owner.pop(offset)]
         row = self._open[given]
