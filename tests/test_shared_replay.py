@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from moexray.algorithms.replay import replay
+from moexray.algorithms.replay import Action, replay
 from moexray.algorithms.simulate import prepare, simulate
 from moexray.core.errors import UsageError
 from moexray.readers.read_any import read_any
@@ -32,8 +32,10 @@ def test_a_shared_history_replays_exactly(path):
         capacity = plan.capacity[0] if plan.capacity[1] is not None else None
         outcome = simulate(plan, recording.history.settings, capacity=capacity)
         assert outcome.reserved == plan.recorded_reserved
+        assert outcome.peak_reserved == plan.capacity[0]
+        segments = [e for e in recording.history.events if e.action in (Action.SEGMENT_ALLOC, Action.SEGMENT_FREE)]
+        assert outcome.segment_operations == len(segments)
         for cut in (0.25, 0.5, 0.9):
             events = recording.history.events
-            short = replace(recording.history, events=events[int(cut * len(events)) :])
-            hits, total = replay(short).placements
-            assert hits == total
+            check = replay(replace(recording.history, events=events[int(cut * len(events)) :]))
+            assert check.exact, check

@@ -231,10 +231,8 @@ def simulate(
         Peaks, stuck bytes at the end, retries, out-of-memory errors, segment operations. A request
         that fails is left out, and so is its free.
     """
-    device = Device(capacity, order=order, places=plan.places)
-    allocator = CachingAllocator(
-        settings, device, va_bytes=plan.va_bytes, search_after_release=search_after_release
-    )
+    device, space = Device(capacity, order=order, places=plan.places), plan.va_bytes
+    allocator = CachingAllocator(settings, device, va_bytes=space, search_after_release=search_after_release)
     tenants: dict[int, Block] = load(allocator, device, list(plan.start))
     tickets: dict[int, int] = {}
     reserved: list[int] = []
