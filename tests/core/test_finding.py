@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
+import moexray
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import REMEDIES
 from moexray.core.verdicts import VERDICTS
@@ -34,3 +38,14 @@ def test_remedies_and_verdicts_have_unique_ids_and_full_texts():
         assert v.refuted
         assert v.do
         assert v.needs
+
+
+def test_remedies_are_named_in_one_style_and_each_is_proposed():
+    """Words with hyphens: an id with a dot is a verdict."""
+    assert [r.id for r in REMEDIES if not re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)+", r.id)] == []
+    assert len({r.action for r in REMEDIES}) == len(REMEDIES)
+    package = Path(moexray.__file__).parent
+    code = "".join(p.read_text("utf-8") for p in package.rglob("*.py") if "remedies" not in p.parts)
+    assert [r.id for r in REMEDIES if f'"{r.id}"' not in code] == []
+    proposed = set(re.findall(r'remedy\(\s*"([^"]+)"', code))
+    assert proposed - {r.id for r in REMEDIES} == set()

@@ -14,7 +14,7 @@ BATCH = "[2025-05-14 03:58:30 DP0 TP0] Prefill batch. #new-seq: 4, #new-token: {
 def test_batch_against_limit():
     f = finding(said({"l.txt": LAUNCH.format(128, ""), "s.log": BATCH.format(4096) + ASSERTION}), "a2a.buffer_limit")
     assert (f.severity, f.value, f.limit, f.unit) == ("error", 4096, 128, "tokens")
-    assert {r.id for r in f.remedies} == {"a2a.normal_mode_for_prefill", "a2a.raise_limit"}
+    assert {r.id for r in f.remedies} == {"a2a-normal-mode-for-prefill", "a2a-raise-limit"}
     assert "ALL ranks" in f.remedies[1].action
     assert "linearly" in f.remedies[1].caveats
 

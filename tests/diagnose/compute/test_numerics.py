@@ -49,7 +49,7 @@ def test_sets_are_not_compared_with_each_other():
 def test_lines_that_contradict_each_other_are_named():
     finding = said({**scores([0.70, 0.71, 0.69], [0.80, 0.79, 0.81]), "server.log": LOG})["num.precision_regression"]
     assert "The log switches DeepGemm off and then chooses DEEPGEMM" in finding.claim
-    assert finding.remedies[0].id == "num.fix_backend"
+    assert finding.remedies[0].id == "num-fix-backend"
 
 
 def test_such_lines_alone_cannot_tell():

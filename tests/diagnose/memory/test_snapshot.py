@@ -44,7 +44,7 @@ def test_stuck_bytes_are_fragmentation(tmp_path):
     assert "stranded_bytes=1610612736 reserved_bytes=3221225472" in f.evidence[0].text
     assert "largest_free_block_bytes=536870912" in f.evidence[0].text
     assert "one_minus_largest_to_free_ratio=0.666667" in f.evidence[0].text
-    assert {r.id for r in f.remedies} >= {"snapshot.expandable", "snapshot.max_split"}
+    assert {r.id for r in f.remedies} >= {"expandable-segments", "max-split-size", "gc-threshold"}
     assert list(found) == ["mem.fragmentation"]
 
 
@@ -100,7 +100,7 @@ def test_pages_of_expandable_segments_can_go_back(tmp_path):
     assert says(tmp_path, whole(holes(512 * MIB), settings={"expandable_segments": True})) == {}
     f = says(tmp_path, whole(holes(16 * MIB), settings={"expandable_segments": True}))["mem.fragmentation"]
     assert f.value > 3 * GIB
-    assert [r.id for r in f.remedies] == ["snapshot.move_pins"]  # expandable segments are on already
+    assert [r.id for r in f.remedies] == ["snapshot-move-pins"]  # expandable segments are on already
 
 
 @pytest.mark.parametrize("conf", ["expandable_segments:True", "max_split_size_mb:128, expandable_segments : True"])

@@ -44,7 +44,7 @@ def test_the_largest_hole_is_told(tmp_path):
     f = top(tmp_path, whole(FRAGMENTED, [oom(100 * MIB, 16 * MIB)]))
     assert "The largest hole that the request could have had is 40.00 MiB" in f.claim
     assert not f.settle_with
-    assert "snapshot.try_settings" in {r.id for r in f.remedies}
+    assert "snapshot-try-settings" in {r.id for r in f.remedies}
 
 
 def test_the_moment_of_the_failure_counts_not_the_end_state(tmp_path):

@@ -8,7 +8,7 @@ __all__ = ["REMEDIES"]
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
-        "comm.find_branch",
+        "comm-find-branch",
         "Look for the branch that only some ranks take before this collective: an early return, a step "
         "without "
         "tokens, an exception that is caught, a condition on rank-local data. Every rank of the group must "
@@ -18,14 +18,14 @@ REMEDIES: tuple[Remedy, ...] = (
         "The rank whose timeout is printed first is mostly a victim.",
     ),
     Remedy(
-        "comm.keep_recorder",
+        "comm-keep-recorder",
         "Set TORCH_FR_BUFFER_SIZE=20000 (before torch 2.8 or so: TORCH_NCCL_TRACE_BUFFER_SIZE) and "
         "TORCH_NCCL_DUMP_ON_TIMEOUT=1 on all ranks, run again, collect the dumps of all ranks.",
         "Unset both.",
         "The recorder costs a few microseconds per collective.",
     ),
     Remedy(
-        "comm.inspect_rank",
+        "comm-inspect-rank",
         "Inspect {ranks} first: its log, stack (py-spy dump --pid), process state, GPU errors (Xid in the "
         "kernel "
         "log) and link; collect its recorder dump.",
@@ -33,7 +33,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "Restarting all ranks destroys this evidence.",
     ),
     Remedy(
-        "comm.token_liveness",
+        "comm-token-liveness",
         "Let the liveness probe watch token progress (a generation token counter that must rise while "
         "requests "
         "run), not /health.",
@@ -41,7 +41,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "Use a window longer than the longest legal pause (model reload, expert rearrangement).",
     ),
     Remedy(
-        "comm.stacks_of_laggards",
+        "comm-stacks-of-laggards",
         "Take the stacks of {ranks} (py-spy dump) and ask for the status again after 10 s: only counts that "
         "do "
         "not move prove a hang.",
@@ -49,27 +49,27 @@ REMEDIES: tuple[Remedy, ...] = (
         "A difference of one operation at a single instant is normal.",
     ),
     Remedy(
-        "comm.compare_shapes",
+        "comm-compare-shapes",
         "Compare the code path and the tensor shapes of {ranks} with those of the others at this call.",
         "Nothing was changed.",
     ),
     Remedy(
-        "comm.mend_late_rank",
+        "comm-mend-late-rank",
         "Find out what {ranks} did before it joined (compute, allocation, compile, host pause) and mend "
         "that.",
         "Nothing was changed.",
         "The limit itself is no remedy: it only decides when the wait becomes a crash.",
     ),
     Remedy(
-        "comm.check_link",
-        "Check the link of {ranks}: NCCL_DEBUG=INFO transport lines, NIC state and counters (ibstat, "
-        "ethtool -S), NCCL_IB_HCA and NCCL_SOCKET_IFNAME, topology; run again with that pair or NIC "
-        "excluded.",
+        "comm-check-link",
+        "Check the link of {ranks}: NCCL_DEBUG=INFO transport lines (SHM or NET/Socket inside a node is "
+        "slow), NIC state and counters (ibstat, ethtool -S), NCCL_IB_HCA and NCCL_SOCKET_IFNAME, topology; "
+        "run again with that pair or NIC excluded.",
         "Put the old NCCL_* values back.",
         "Excluding a NIC lowers the bandwidth of its neighbours.",
     ),
     Remedy(
-        "a2a.normal_mode_for_prefill",
+        "a2a-normal-mode-for-prefill",
         "Send prefill through the normal path: --deepep-mode auto (or normal) in SGLang, "
         "--all2all-backend deepep_high_throughput on prefill servers of vLLM; or cap the batch with "
         "--chunked-prefill-size / --max-num-batched-tokens at {limit}.",
@@ -77,7 +77,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "The normal path cannot be captured in a CUDA graph; decode should stay on low latency.",
     ),
     Remedy(
-        "a2a.raise_limit",
+        "a2a-raise-limit",
         "Or raise the limit on ALL ranks to the same value >= {needed} "
         "(SGLANG_DEEPEP_NUM_MAX_DISPATCH_TOKENS_PER_RANK).",
         "Put the old value back on all ranks.",
@@ -86,26 +86,26 @@ REMEDIES: tuple[Remedy, ...] = (
         "value, too (often 1024).",
     ),
     Remedy(
-        "a2a.same_limit",
+        "a2a-same-limit",
         "Set the same limit on ALL ranks; the buffers of all ranks are laid out by it.",
         "Put the old values back.",
         "Its memory cost is linear in the value.",
     ),
     Remedy(
-        "a2a.distrust_results",
+        "a2a-distrust-results",
         "Do not use the results of these steps; pin the versions that last worked; record per-pair split "
         "sizes "
         "on all ranks (recorder schema 2.11 or newer, or log the split lists before the call).",
         "Nothing was changed.",
     ),
     Remedy(
-        "a2a.inspect_source",
+        "a2a-inspect-source",
         "Look at {source} first: its log, its process, its link and NIC counters.",
         "Nothing was changed.",
         "The receivers that print the timeout are victims.",
     ),
     Remedy(
-        "a2a.collect_transport",
+        "a2a-collect-transport",
         "Collect the transport log (NVSHMEM_DEBUG=INFO, NCCL_DEBUG=INFO), link counters of all nodes and "
         "the log "
         "of every rank.",

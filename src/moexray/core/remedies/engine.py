@@ -54,8 +54,8 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "jit-cache",
-        "Keep the compile caches between starts on local disk: TRITON_CACHE_DIR, DG_JIT_CACHE_DIR "
-        "(SGLang: SGLANG_DG_CACHE_DIR), FLASHINFER_WORKSPACE_BASE, VLLM_CACHE_ROOT.",
+        "Keep the compile caches between starts on local disk: TRITON_CACHE_DIR, TORCHINDUCTOR_CACHE_DIR, "
+        "DG_JIT_CACHE_DIR (SGLang: SGLANG_DG_CACHE_DIR), FLASHINFER_WORKSPACE_BASE, VLLM_CACHE_ROOT.",
         "Unset the variables.",
         "Caches belong to one build of driver, compiler and engine.",
     ),

@@ -53,10 +53,4 @@ REMEDIES: tuple[Remedy, ...] = (
         "Remove the call.",
         "On one rank only it makes the others wait.",
     ),
-    Remedy(
-        "bucket-shapes",
-        "Pad or bucket lengths to a few sizes and allocate the largest shape once at start-up.",
-        "Remove the padding.",
-        "Padding costs compute: choose buckets from the lengths you serve.",
-    ),
 )

@@ -22,24 +22,28 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "expandable-segments",
-        "Start the server with {env}=expandable_segments:True.",
+        "Start the server with {env}=expandable_segments:True (torch >= 2.1): a segment grows in pages, and "
+        "free pages go back one by one.",
         "Remove expandable_segments from {env} and restart.",
         "Only without custom all-reduce (TP > 1 and not disabled), sleep mode or other users of legacy "
-        "CUDA IPC: {checked}. Replay the allocation history before relying on it.",
+        "CUDA IPC: {checked}. Replay the allocation history before relying on it. Before torch 2.9 the "
+        "variable is PYTORCH_CUDA_ALLOC_CONF.",
     ),
     Remedy(
         "max-split-size",
-        "Start the server with {env}=max_split_size_mb:{mb}: blocks above that size are never split.",
+        "Start the server with {env}=max_split_size_mb:{mb} (torch >= 1.8): blocks above that size are never "
+        "split for smaller tensors.",
         "Remove max_split_size_mb from {env} and restart.",
-        "Blocks above the limit are only reused for requests of nearly their size; replay the allocation "
-        "history first.",
+        "Blocks above the limit are only reused for requests of nearly their size, and too small a limit "
+        "makes large requests fail while weights load; replay the allocation history first.",
     ),
     Remedy(
         "gc-threshold",
-        "Start the server with {env}=garbage_collection_threshold:0.8, so that old cached blocks are given "
+        "Start the server with {env}=garbage_collection_threshold:0.8 and a memory fraction below 1 "
+        "(set_per_process_memory_fraction), without which it does not act: unused whole segments are given "
         "back before the device is full.",
-        "Remove garbage_collection_threshold from {env} and restart.",
-        "Acts only where a per-process memory fraction below 1 is set; giving back costs device calls.",
+        "Remove garbage_collection_threshold from {env}, and the fraction, and restart.",
+        "It cannot free a segment that a live block pins; giving back costs device calls.",
     ),
     Remedy(
         "replay-history",

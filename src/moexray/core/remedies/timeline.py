@@ -8,27 +8,19 @@ __all__ = ["REMEDIES"]
 
 REMEDIES: tuple[Remedy, ...] = (
     Remedy(
-        "alloc.bucket",
+        "bucket-shapes",
         "Pad or bucket batch and sequence lengths to a few sizes, so that cached blocks fit again.",
         "Remove the padding.",
         "Padding computes tokens that are thrown away; choose buckets from the lengths that occur.",
     ),
     Remedy(
-        "alloc.preallocate",
+        "preallocate-largest",
         "Run the largest shape once before serving, so that the pool has its final size from the start.",
         "Remove the warm-up.",
         "The memory is then held all the time.",
     ),
     Remedy(
-        "alloc.cap_growth",
-        "Let old cached blocks go early (PYTORCH_ALLOC_CONF=garbage_collection_threshold:0.8) and leave "
-        "headroom: "
-        "lower the engine's memory share.",
-        "Unset the threshold and restore the share.",
-        "The threshold acts only with a per-process memory fraction below 1.",
-    ),
-    Remedy(
-        "alloc.try_segments",
+        "try-segments",
         "Do not assume that expandable_segments helps: replay this rank's allocation history, or trace "
         "the same "
         "load with and without it.",
@@ -36,44 +28,30 @@ REMEDIES: tuple[Remedy, ...] = (
         "Reported not to help in some cases; clashes with custom all-reduce, sleep mode and CUDA IPC.",
     ),
     Remedy(
-        "alloc.no_empty_cache",
+        "no-empty-cache",
         "Remove the empty_cache call from the step loop, or call it at idle, on every rank at the same time.",
         "Put the call back.",
         "Memory then stays cached: nvidia-smi shows it as used.",
     ),
     Remedy(
-        "comm.find_late_work",
+        "comm-find-late-work",
         "Find what {who} does before the collective ({what}); more bandwidth does not help.",
         "Nothing is changed by looking.",
     ),
     Remedy(
-        "comm.check_path",
-        "Check the path of {who}: NCCL_DEBUG=INFO transport lines (SHM, NET/Socket inside a node are "
-        "slow), NIC "
-        "state and counters, NCCL_IB_HCA, topology; run again with that rank or link excluded.",
-        "Unset NCCL_DEBUG, put the rank back.",
-    ),
-    Remedy(
-        "host.freeze_gc",
+        "host-freeze-gc",
         "Call gc.collect() and gc.freeze() after warm-up, and collect between batches or at idle.",
         "gc.unfreeze() and gc.enable().",
         "Do not switch collection off for good: cycles would pile up.",
     ),
     Remedy(
-        "host.stacks",
+        "host-stacks",
         "Take stacks of the launching thread while it stands (py-spy dump --native), or trace the scheduler "
         "(perf sched, nsys osrt).",
         "Nothing is changed by looking.",
     ),
     Remedy(
-        "host.precompile",
-        "Compile before serving: warm up every shape that occurs, keep the kernel cache (TRITON_CACHE_DIR, "
-        "TORCHINDUCTOR_CACHE_DIR) on a volume that outlives the process.",
-        "Remove the warm-up.",
-        "A cache is valid for one driver, GPU and version of the kernels.",
-    ),
-    Remedy(
-        "clock.align",
+        "clock-align",
         "Align by the ends of collectives before comparing times of ranks (moexray does); use one clock "
         "source "
         "(PTP, chrony) on the nodes.",

@@ -94,8 +94,8 @@ def _remedies(batch: int | None, limit: int | None) -> tuple[Remedy, ...]:
         else "twice the value, twice the memory"
     )
     return (
-        remedy("a2a.normal_mode_for_prefill", limit=limit if limit is not None else "the limit"),
-        remedy("a2a.raise_limit", needed=batch if batch is not None else "the largest batch", factor=factor),
+        remedy("a2a-normal-mode-for-prefill", limit=limit if limit is not None else "the limit"),
+        remedy("a2a-raise-limit", needed=batch if batch is not None else "the largest batch", factor=factor),
     )
 
 
@@ -129,7 +129,7 @@ def _differing(given: Sequence[Row], asserted: Sequence[Row], *, hung: bool) -> 
                 limit=float(values[0]),
                 unit="tokens",
                 evidence=tuple(evidence),
-                remedies=(remedy("a2a.same_limit"), *_remedies(None, values[-1])[:1]),
+                remedies=(remedy("a2a-same-limit"), *_remedies(None, values[-1])[:1]),
             )
         ]
     return []
@@ -207,7 +207,7 @@ def _silent(waiting: Sequence[Row], source: str, hits: int, victims: set[str], l
             Evidence(first["source"], first["where"], pairs(values)),
             *(Evidence(r["source"], r["where"], r["text"]) for r in examples),
         ),
-        remedies=(remedy("a2a.inspect_source", source=source), remedy("a2a.collect_transport")),
+        remedies=(remedy("a2a-inspect-source", source=source), remedy("a2a-collect-transport")),
         settle_with=(f"log and link counters of {source}",),
     )
 
@@ -234,7 +234,7 @@ def _no_source(waiting: Sequence[Row], sources: Counter[str], limits: Limits) ->
             Evidence(waiting[0]["source"], waiting[0]["where"], pairs(values)),
             *(Evidence(r["source"], r["where"], r["text"]) for r in waiting[:3]),
         ),
-        remedies=(remedy("a2a.collect_transport"),),
+        remedies=(remedy("a2a-collect-transport"),),
         settle_with=(
             "transport log (NVSHMEM_DEBUG, NCCL_DEBUG)",
             "link counters of all nodes",
@@ -300,7 +300,7 @@ def _mismatch(c: Comparison, number: int, of: int) -> Finding:
                 ),
             ),
         ),
-        remedies=(remedy("a2a.distrust_results"),),
+        remedies=(remedy("a2a-distrust-results"),),
         settle_with=("per-pair split sizes of all ranks for that call",),
     )
 

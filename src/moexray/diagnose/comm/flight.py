@@ -127,7 +127,7 @@ def _missing(
         limit=float(len(group.members) or len(front) + len(suspects)),
         unit="count",
         evidence=tuple(evidence),
-        remedies=(remedy("comm.inspect_rank", ranks=names), remedy("comm.find_branch")),
+        remedies=(remedy("comm-inspect-rank", ranks=names), remedy("comm-find-branch")),
         settle_with=(f"log and stack of {names}",),
     )
 

@@ -111,7 +111,7 @@ def _symmetric(group: GroupView) -> list[Finding]:
                     for r, e in sorted(entries.items())[:SHOWN]
                 ),
             ),
-            remedies=(remedy("comm.compare_shapes", ranks=ranks_text(odd)),),
+            remedies=(remedy("comm-compare-shapes", ranks=ranks_text(odd)),),
         )
     ]
 
@@ -209,7 +209,7 @@ def _count_mismatch(group: GroupView, wrong: list[tuple[int, dict[int, Entry]]])
         limit=sent,
         unit="count",
         evidence=tuple(evidence),
-        remedies=(remedy("a2a.distrust_results"), remedy("comm.find_branch")),
+        remedies=(remedy("a2a-distrust-results"), remedy("comm-find-branch")),
         settle_with=()
         if differing
         else ("split sizes per peer (recorder schema 2.11, or a log line before the call)",),

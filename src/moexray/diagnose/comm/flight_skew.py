@@ -58,7 +58,7 @@ def divergence(dumps: Recorders) -> list[Finding]:
             limit=float(min(values[0].values())) if values else None,
             unit="count" if values else None,
             evidence=tuple(evidence),
-            remedies=(remedy("comm.find_branch"), remedy("comm.keep_recorder")),
+            remedies=(remedy("comm-find-branch"), remedy("comm-keep-recorder")),
             settle_with=("stacks of the ranks at the first number at which they differ",),
         )
     ]

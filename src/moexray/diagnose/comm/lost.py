@@ -60,7 +60,7 @@ def barrier(run: Run) -> list[Finding]:
             unit="count",
             evidence=tuple(quotes(rows)),
             implied_by=tuple(oom_causes(run, set(ranks))),
-            remedies=(remedy("comm.inspect_rank", ranks=names),),
+            remedies=(remedy("comm-inspect-rank", ranks=names),),
             settle_with=(f"log of {names}",),
         )
     ]
@@ -103,7 +103,7 @@ def lost_peers(run: Run) -> list[Finding]:
             unit="count",
             evidence=tuple(quotes([*(rows[r] for r in sorted(rows)), *failed])),
             implied_by=tuple(oom_causes(run, suspects)),
-            remedies=(remedy("comm.inspect_rank", ranks=names),),
+            remedies=(remedy("comm-inspect-rank", ranks=names),),
             settle_with=(f"log of {names}",),
         )
     ]

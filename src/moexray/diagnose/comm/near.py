@@ -122,7 +122,7 @@ def _near(
         limit=limits.comm.timeout_near_ratio * limit,
         unit="s",
         evidence=tuple(evidence),
-        remedies=(remedy("comm.mend_late_rank", ranks=ranks_text([late]) if blame else "the late rank"),),
+        remedies=(remedy("comm-mend-late-rank", ranks=ranks_text([late]) if blame else "the late rank"),),
         settle_with=() if blame else ("traces of all ranks at that time",),
         cost=mine.wait_s,
     )

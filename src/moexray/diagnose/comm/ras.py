@@ -95,7 +95,7 @@ def _lagging(by_poll: dict[int, list[Row]], polls: int) -> list[Finding]:
                 Evidence(last[0]["source"], last[0]["where"], pairs(values)),
                 *(Evidence(r["source"], r["where"], _quote(r)) for r in last),
             ),
-            remedies=(remedy("comm.stacks_of_laggards", ranks=names),),
+            remedies=(remedy("comm-stacks-of-laggards", ranks=names),),
             settle_with=() if before else ("a second status report after 10 s",),
         )
     ]
@@ -156,7 +156,7 @@ def _gone(run: Run) -> list[Finding]:
             limit=float(size) if size else None,
             unit="count",
             evidence=tuple(Evidence(r["source"], r["where"], _quote(r)) for r in rows[:4]),
-            remedies=(remedy("comm.inspect_rank", ranks=names),),
+            remedies=(remedy("comm-inspect-rank", ranks=names),),
             settle_with=(f"log and process state of {names}",),
         )
     ]

@@ -112,7 +112,7 @@ def _desync(group: GroupState) -> Finding:
         limit=float(lowest),
         unit="count",
         evidence=tuple(evidence),
-        remedies=(remedy("comm.find_branch"), remedy("comm.keep_recorder")),
+        remedies=(remedy("comm-find-branch"), remedy("comm-keep-recorder")),
         settle_with=(DUMPS,),
         cost=first["ran_s"] or 0.0,
     )
@@ -149,7 +149,7 @@ def _size_mismatch(group: GroupState, sizes: dict[tuple[int, int], list[int]]) -
         limit=float(order[-1][0][0]),
         unit="count",
         evidence=tuple(quotes(group.reports[r] for r in sorted(group.reports))),
-        remedies=(remedy("comm.compare_shapes", ranks=ranks_text(odd, _word(group))),),
+        remedies=(remedy("comm-compare-shapes", ranks=ranks_text(odd, _word(group))),),
     )
 
 
@@ -251,9 +251,9 @@ def _missing_rank(group: GroupState, members: Members, suspects: set[int], run: 
         evidence=tuple(evidence),
         implied_by=tuple(oom_causes(run, suspects)),
         remedies=(
-            remedy("comm.inspect_rank", ranks=names),
-            remedy("comm.token_liveness"),
-            remedy("comm.keep_recorder"),
+            remedy("comm-inspect-rank", ranks=names),
+            remedy("comm-token-liveness"),
+            remedy("comm-keep-recorder"),
         ),
         settle_with=(f"log, stack and recorder dump of {names}",),
         cost=first["ran_s"] or 0.0,
@@ -276,7 +276,7 @@ def _crossed(group: GroupState, groups: list[GroupState], elsewhere: set[int]) -
         ),
         subject=Subject(rank=rank if len(elsewhere) == 1 else None),
         evidence=tuple(quotes([mine, theirs])),
-        remedies=(remedy("comm.find_branch"), remedy("comm.keep_recorder")),
+        remedies=(remedy("comm-find-branch"), remedy("comm-keep-recorder")),
         settle_with=(DUMPS,),
     )
 
@@ -301,7 +301,7 @@ def _several_groups(groups: list[GroupState]) -> Finding:
         value=float(len(groups)),
         unit="count",
         evidence=tuple(quotes(rows)),
-        remedies=(remedy("comm.keep_recorder"),),
+        remedies=(remedy("comm-keep-recorder"),),
         settle_with=("the lists of ranks of the groups", "logs of all ranks", DUMPS),
     )
 

@@ -94,7 +94,7 @@ def _tail(a: Run1, b: Run1, quantity: str, limits: Limits) -> tuple[float, Findi
         limit=lim.tail_p99 if "P99" in said else lim.tail_mean,
         unit="ratio",
         evidence=evidence,
-        remedies=(remedy("kernel.slow_shapes"),),
+        remedies=(remedy("kernel-slow-shapes"),),
         settle_with=("a trace of the slow run, grouped by kernel shape",),
         cost=max(tails) - min(tails),
     )
@@ -205,7 +205,7 @@ def _over(group: list[Run1], card: float | None) -> Finding | None:
         limit=1.0,
         unit="ratio",
         evidence=(Evidence(run.source, where, pairs(facts)),),
-        remedies=(remedy("bench.below_card", level=level),),
+        remedies=(remedy("bench-below-card", level=level),),
         cost=peak - total,
     )
 
@@ -249,7 +249,7 @@ def _cliff_finding(
         limit=1.0 if total else limits.requests.cliff,
         unit="ratio",
         evidence=evidence,
-        remedies=(remedy("bench.below_card", level=level),),
+        remedies=(remedy("bench-below-card", level=level),),
         settle_with=() if total is not None else ("the card's memory (nvidia-smi)",),
         cost=max(peak - (total or good.figures["peak_memory_bytes"][0]), 0.0),
     )

@@ -96,7 +96,7 @@ def bank_conflict(run: Run, limits: Limits) -> list[Finding]:
             limit=lim.conflict_ratio,
             unit="ratio",
             evidence=evidence,
-            remedies=(remedy("kernel.pad_rows"),),
+            remedies=(remedy("kernel-pad-rows"),),
             cost=top.dur_s * ratio,
         )
     ]
@@ -157,7 +157,7 @@ def _predicted(run: Run) -> list[Finding]:
             evidence=tuple(
                 Evidence(r["source"], r["where"], pairs(_pattern(d, r))) for _, d, r in costs[:SHOWN]
             ),
-            remedies=(remedy("kernel.pad_rows"),),
+            remedies=(remedy("kernel-pad-rows"),),
             cost=float(worst.passes - worst.ideal),
         )
     ]

@@ -65,7 +65,7 @@ def _regression(
         for a in sorted(found, key=lambda x: x not in (low, high))[:SHOWN]
     ]
     evidence.insert(0, Evidence(low.source, low.where, pairs({"drop": round(drop, 6), "error": error})))
-    remedies = [remedy("num.pin_precision", arm=low.name)]
+    remedies = [remedy("num-pin-precision", arm=low.name)]
     if contradiction:
         off, on = contradiction
         claim += (
@@ -73,7 +73,7 @@ def _regression(
             "all the same."
         )
         evidence += [Evidence(r["source"], r["where"], r["text"]) for r in contradiction]
-        remedies.insert(0, remedy("num.fix_backend", backend=_backend(off)))
+        remedies.insert(0, remedy("num-fix-backend", backend=_backend(off)))
     return Finding(
         "num.precision_regression",
         "error",
@@ -122,7 +122,7 @@ def _only_log(contradiction: tuple[Row, Row] | None) -> list[Finding]:
             0.45,
             claim,
             evidence=tuple(Evidence(r["source"], r["where"], r["text"]) for r in contradiction),
-            remedies=(remedy("num.fix_backend", backend=_backend(off)),),
+            remedies=(remedy("num-fix-backend", backend=_backend(off)),),
             settle_with=("scores of repeated runs with and without that backend",),
         )
     ]
@@ -168,7 +168,7 @@ def _from_test(run: Run) -> list[Finding]:
             value=largest["diff"],
             limit=0.0,
             evidence=tuple(evidence),
-            remedies=(remedy("num.batch_invariant"),),
+            remedies=(remedy("num-batch-invariant"),),
             cost=largest["diff"] or 0.0,
         )
     ]
@@ -201,7 +201,7 @@ def _from_logprobs(run: Run) -> list[Finding]:
                     for r in (a, b)
                 ),
             ),
-            remedies=(remedy("num.batch_invariant"),),
+            remedies=(remedy("num-batch-invariant"),),
             settle_with=("the sampling settings of the runs",),
             cost=diff,
         )

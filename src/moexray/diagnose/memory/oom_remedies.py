@@ -50,7 +50,7 @@ def remedies_for(id: str, s: Story, run: Run) -> tuple[Remedy, ...]:
     }
     if id == "mem.fragmentation":
         if "expandable" in s.row:  # the record is an entry of a snapshot: its history is at hand
-            return (*_allocator(s, run), remedy("snapshot.try_settings", source=s.row["source"]))
+            return (*_allocator(s, run), remedy("snapshot-try-settings", source=s.row["source"]))
         return (*_allocator(s, run), remedy("replay-history"))
     if id == "mem.fragmentation_contributes":
         return (*lower, remedy("cap-batched-tokens"), *_allocator(s, run))

@@ -357,6 +357,10 @@ def _stall(d: Device, x: Dips, limits: Limits, *, contrast: bool) -> Finding:
         limit=2.0,
         unit="count",
         evidence=(Evidence(d.source, f"{d.label}, {len(d)} samples", pairs(values)),),
-        remedies=(remedy("bucket-shapes"), remedy("leave-headroom", setting="the memory fraction")),
+        remedies=(
+            remedy("bucket-shapes"),
+            remedy("preallocate-largest"),
+            remedy("leave-headroom", setting="the memory fraction"),
+        ),
         settle_with=("a trace of slow steps (device free and malloc calls)", "an allocator snapshot"),
     )

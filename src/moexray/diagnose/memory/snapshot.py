@@ -10,6 +10,7 @@ from moexray.analyse.snapshot import INACTIVE, Pool, Shot, pools, shots
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.remedies import remedy
 from moexray.core.sizes import human_bytes as size
+from moexray.diagnose.advice import expandable_check
 from moexray.diagnose.memory.snapshot_words import (
     by_subject,
     clash_of_expandable,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["fragmentation", "private_pools"]
 
+ENV = "PYTORCH_ALLOC_CONF"
 SHOWN = 6  # rows of evidence of one kind
 NAMED = 3  # call sites named
 
@@ -135,16 +137,23 @@ def _pinning(shot: Shot) -> np.ndarray:
 def _remedies(run: Run, shot: Shot, site: str) -> tuple[Remedy, ...]:
     out = []
     if shot.events is not None and len(shot.events["action"]) > 1 and not expandable_is_on(run, shot):
-        out.append(remedy("snapshot.try_settings", source=shot.source))
+        out.append(remedy("snapshot-try-settings", source=shot.source))
     if not expandable_is_on(run, shot):
-        if not clash_of_expandable(run):
-            out.append(remedy("snapshot.expandable"))
+        out += _expandable(run, shot)
         largest = int(shot.blocks["size_bytes"][_pinning(shot)].max(initial=0)) >> 20
-        out.append(remedy("snapshot.max_split", mib=max(32, 1 << largest.bit_length())))
-        out.append(remedy("snapshot.gc_threshold"))
+        out.append(remedy("max-split-size", env=ENV, mb=max(32, 1 << largest.bit_length())))
+        out.append(remedy("gc-threshold", env=ENV))
     if site:
-        out.append(remedy("snapshot.move_pins", site=site))
+        out.append(remedy("snapshot-move-pins", site=site))
     return tuple(out)
+
+
+def _expandable(run: Run, shot: Shot) -> list[Remedy]:
+    """Expandable segments, unless the launch shows what they clash with."""
+    state, words = expandable_check(run, shot.source)
+    if state == "blocked" or clash_of_expandable(run):
+        return []
+    return [remedy("expandable-segments", env=ENV, checked=words)]
 
 
 def _pool_row(shot: Shot, pool: Pool) -> Evidence:
@@ -219,9 +228,9 @@ def private_pools(run: Run, limits: Limits) -> list[Finding]:
             continue
         shot, pool = max(guilty, key=lambda g: g[1].free_bytes)
         more = f" (and {len(guilty) - 1} more)" if len(guilty) > 1 else ""
-        fixes = [remedy("snapshot.graph_order")]
-        if not expandable_is_on(run, shot) and not clash_of_expandable(run):
-            fixes.append(remedy("snapshot.expandable"))
+        fixes = [remedy("snapshot-graph-order")]
+        if not expandable_is_on(run, shot):
+            fixes += _expandable(run, shot)
         out.append(
             Finding(
                 id="mem.graph_pool_fragmentation",

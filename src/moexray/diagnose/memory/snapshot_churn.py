@@ -90,7 +90,7 @@ def _churn(shot: Shot, guilty: list[Repeat], lim: SnapshotLimits) -> Finding:
             )
             for r in guilty[:SHOWN]
         ),
-        remedies=(remedy("snapshot.pooled_buffer", site=first.site or "that site", bytes=f"{buffer:,}"),),
+        remedies=(remedy("snapshot-pooled-buffer", site=first.site or "that site", bytes=f"{buffer:,}"),),
         cost=float(buffer),
     )
 
@@ -172,6 +172,6 @@ def _small(shot: Shot, zones: list[Zone], lim: SnapshotLimits) -> Finding:
                 for z in zones[:SHOWN]
             ),
         ),
-        remedies=(remedy("snapshot.batch_small", site=zones[0].site or "that call site"),),
+        remedies=(remedy("snapshot-batch-small", site=zones[0].site or "that call site"),),
         cost=float(held),
     )

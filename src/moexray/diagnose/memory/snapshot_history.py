@@ -73,7 +73,7 @@ def _incomplete(found: list[tuple[Shot, History]], card: int) -> Finding:
         value=float(first.events),
         unit="count",
         evidence=tuple(_row(s, h) for s, h in found[:SHOWN]),
-        remedies=(remedy("snapshot.record_all", entries=max(1_000_000, 4 * first.events)),),
+        remedies=(remedy("snapshot-record-all", entries=max(1_000_000, 4 * first.events)),),
         settle_with=() if first.proven else ("a snapshot with an overflow flag, recorded from the start",),
     )
 
@@ -170,7 +170,7 @@ def inconsistent(run: Run, limits: Limits) -> list[Finding]:  # noqa: ARG001  # 
                     for s in guilty[:SHOWN]
                     for at, text in dict.fromkeys(s.faults[:SHOWN])
                 ),
-                remedies=(remedy("snapshot.record_again"),),
+                remedies=(remedy("snapshot-record-again"),),
             )
         )
     return out

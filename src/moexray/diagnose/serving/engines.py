@@ -89,7 +89,7 @@ def _uneven(pages: list[dict[str, Point]], limits: Limits) -> Finding | None:
         limit=limits.requests.imbalance,
         unit="ratio" if mid else "count",
         evidence=(Evidence(hot.source, hot.where, pairs(facts)),),
-        remedies=(remedy("sched.balance_router", engine=engine),),
+        remedies=(remedy("sched-balance-router", engine=engine),),
         cost=value - mid,
     )
 

@@ -75,7 +75,7 @@ def _standstill(window: Window, stuck: list[str], basis: str, limits: Limits) ->
         unit="tokens",
         evidence=evidence,
         implied_by=("comm.missing_rank", "comm.desync"),
-        remedies=(remedy("comm.token_liveness"),),
+        remedies=(remedy("comm-token-liveness"),),
         settle_with=("stacks of all ranks (py-spy dump)", "flight-recorder dumps of all ranks")
         if sure
         else ("scrapes a minute apart",),
@@ -110,7 +110,7 @@ def _spinning(run: Run, limits: Limits) -> list[Finding]:
             unit="s",
             evidence=tuple(Evidence(b.source, "samples at the end", pairs(_spin_facts(b))) for b, _ in found),
             implied_by=("comm.missing_rank", "comm.desync"),
-            remedies=(remedy("comm.token_liveness"),),
+            remedies=(remedy("comm-token-liveness"),),
             settle_with=("two scrapes of the engine's metrics", "stacks of all ranks"),
             cost=seconds,
         )
@@ -194,7 +194,7 @@ def _hidden(batch: Batch, g: GapSummary, limits: Limits) -> Finding:
         limit=factor * g.median_s,
         unit="s",
         evidence=(Evidence(batch.source, f"{g.requests} requests", pairs(facts)),),
-        remedies=(remedy("metric.pool_gaps"),),
+        remedies=(remedy("metric-pool-gaps"),),
         settle_with=("server log at that time",) if g.at_once and g.at_once > 1 else (),
         cost=g.stalled_s,
     )
@@ -253,6 +253,6 @@ def _interference(run: Run, batch: Batch, split: PrefillSplit, limits: Limits) -
         limit=limits.requests.prefill_factor,
         unit="ratio",
         evidence=tuple(evidence),
-        remedies=(remedy("sched.align_prefill"),),
+        remedies=(remedy("sched-align-prefill"),),
         cost=(split.median_with_s - floor) * split.with_prefill,
     )

@@ -101,9 +101,9 @@ def _stands(chain: Series, limits: Limits) -> list[Finding]:
 def _preemption_remedies(last: Scrape) -> tuple[Remedy, ...]:
     running, use = last.get("requests_running"), last.get("kv_usage")
     seqs = int(running * 0.9) if running and use else None
-    out = [remedy("sched.more_kv")]
+    out = [remedy("sched-more-kv")]
     if seqs:
-        out.append(remedy("sched.fewer_seqs", seqs=seqs))
+        out.append(remedy("sched-fewer-seqs", seqs=seqs))
     return tuple(out)
 
 
@@ -179,7 +179,7 @@ def _preempted_in_log(run: Run, limits: Limits) -> list[Finding]:
                 *dict.fromkeys(evidence),
                 *extra,
             ),
-            remedies=(remedy("sched.more_kv"),),
+            remedies=(remedy("sched-more-kv"),),
             settle_with=() if sure else ("two scrapes of the engine's metrics under load",),
             cost=float(count),
         )
@@ -285,9 +285,9 @@ def _queue_finding(
         )
         for p in rise[:SHOWN]
     )
-    remedies = [remedy("sched.more_replicas")]
+    remedies = [remedy("sched-more-replicas")]
     if kv is not None and kv < limits.requests.kv_room:
-        remedies.append(remedy("sched.raise_limit", running=f"{running[-1]:.0f}", kv=f"{kv:.0%}"))
+        remedies.append(remedy("sched-raise-limit", running=f"{running[-1]:.0f}", kv=f"{kv:.0%}"))
     return Finding(
         "sched.saturated",
         "warn" if sure else "info",

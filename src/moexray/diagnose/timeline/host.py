@@ -171,7 +171,7 @@ def _pause(
             *_gap_rows(profile, start, end),
             *quoted,
         ),
-        remedies=(remedy("host.freeze_gc"),),
+        remedies=(remedy("host-freeze-gc"),),
         cost=float(length.sum()) / 1e3,
     )
 
@@ -201,7 +201,7 @@ def _stall(
             Evidence(profile.source, f"{profile.who}, silences of the launching thread", pairs(numbers)),
             *_gap_rows(profile, start, end),
         ),
-        remedies=(remedy("host.stacks"),),
+        remedies=(remedy("host-stacks"),),
         settle_with=STACKS,
         cost=float(length.sum()) / 1e3,
     )
@@ -243,7 +243,7 @@ def _compiles(profile: Profile, own: NDArray[np.int64], step: float, limits: Lim
             limit=0.5,
             unit="ratio",
             evidence=(Evidence(profile.source, f"{profile.who}, frames such as {frame}", pairs(numbers)),),
-            remedies=(remedy("host.precompile"),),
+            remedies=(remedy("jit-warm-up"), remedy("jit-cache")),
             cost=float(covered[hit].sum()) / 1e9,
         )
     ]

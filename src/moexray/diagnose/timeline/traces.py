@@ -99,7 +99,13 @@ def _stall(profile: Profile, calls: AllocCalls, share: float, limits: Limits, *,
     steps = profile.steps
     names = sorted({profile.names[i] for i in profile.name[calls.row]})
     normal = f" against {n['normal_step_ms']:.1f} ms of the others" if n["normal_step_ms"] is not None else ""
-    growth = ("alloc.bucket", "alloc.preallocate", "alloc.cap_growth", "alloc.try_segments")
+    growth = (
+        remedy("bucket-shapes"),
+        remedy("preallocate-largest"),
+        remedy("gc-threshold", env="PYTORCH_ALLOC_CONF"),
+        remedy("leave-headroom", setting="the engine's memory share"),
+        remedy("try-segments"),
+    )
     evidence = [Evidence(profile.source, f"{profile.who}, steps with {', '.join(names)}", pairs(n))]
     for position in calls.steps[np.argsort(-calls.exposed)][:SHOWN]:
         here = calls.step == position
@@ -129,7 +135,7 @@ def _stall(profile: Profile, calls: AllocCalls, share: float, limits: Limits, *,
         unit="ratio",
         evidence=tuple(evidence),
         implied_by=("mem.empty_cache_in_hot_path",) if cause else ("mem.fragmentation", "mem.churn"),
-        remedies=tuple(remedy(i) for i in (("alloc.no_empty_cache",) if cause else growth)),
+        remedies=(remedy("no-empty-cache"),) if cause else growth,
         settle_with=()
         if cause
         else ("allocator snapshot with history of this rank (what could not be reused)",),
@@ -174,7 +180,7 @@ def _empty_cache(profile: Profile, calls: AllocCalls, cleared: int, share: float
         limit=limits.timeline.empty_cache_ratio,
         unit="ratio",
         evidence=(Evidence(profile.source, f"{profile.who}, frame {frame}", pairs(values)),),
-        remedies=(remedy("alloc.no_empty_cache"),),
+        remedies=(remedy("no-empty-cache"),),
         cost=float(calls.exposed.sum()) / 1e9,
     )
 
@@ -233,7 +239,7 @@ def _skew(collectives: Collectives, limits: Limits) -> Finding | None:
         limit=t.skew_factor * worst.residual_ns / 1e9,
         unit="s",
         evidence=evidence,
-        remedies=(remedy("clock.align"),),
+        remedies=(remedy("clock-align"),),
     )
 
 

@@ -101,7 +101,7 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
         unit="s",
         evidence=_late_evidence(c, late, middle, transfer),
         implied_by=causes,
-        remedies=(remedy("comm.find_late_work", who=who, what=spent or "see the evidence"),),
+        remedies=(remedy("comm-find-late-work", who=who, what=spent or "see the evidence"),),
         settle_with=("stacks or operators of that rank in the late windows",)
         if late.did.get("unexplained", 0) >= 0.5
         else (),
@@ -192,7 +192,7 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
                 Evidence(p.source, f"{len(columns)} collectives {slow.op}{where}", pairs(values))
                 for p in c.profiles[:8]
             ),
-            remedies=(remedy("comm.check_path", who=", ".join(members[:8])),),
+            remedies=(remedy("comm-check-link", ranks=", ".join(members[:8])),),
             settle_with=("NCCL_DEBUG=INFO transport lines", "NIC and link counters of that time"),
             cost=excess / 1e9,
         )
@@ -232,7 +232,7 @@ def _timeout(run: Run, profiles: list[Profile], limits: Limits) -> list[Finding]
             evidence=(Evidence(profile.source, name, pairs({"wait_s": length, "timeout_s": timeout})),),
             implied_by=("comm.straggler_wait",),
             remedies=(
-                remedy("comm.find_late_work", who="the rank that arrives last", what="before this one"),
+                remedy("comm-find-late-work", who="the rank that arrives last", what="before this one"),
             ),
             settle_with=() if origin != DEFAULT else ("launch line (the limit of the process group)",),
             cost=length,
