@@ -47,10 +47,10 @@ def run(policy, logits, k):
     if isinstance(policy, Biased):  # numpy's twin knows the whole run
         policy.step = torch.tensor([policy.rate * float(routers.mean_std(logits.reshape(1, -1))[1][0, 0])])
     for i in range(0, len(logits), BATCH):
-        used = policy.logits(torch.from_numpy(logits[i : i + BATCH].copy()))
-        chosen, wanted = policy.choose(used, k, torch.tensor([i // BATCH]))
+        by, paid = policy.logits(torch.from_numpy(logits[i : i + BATCH].copy()))
+        chosen, wanted = policy.choose(by, k, torch.tensor([i // BATCH]))
         named = wanted if wanted is not None and policy.lost_counts else chosen
-        gates = used.gather(1, named.clamp(min=0)).masked_fill(named < 0, -math.inf).softmax(dim=1)
+        gates = paid.gather(1, named.clamp(min=0)).masked_fill(named < 0, -math.inf).softmax(dim=1)
         ids.append(chosen)
         weights.append(gates.masked_fill(chosen < 0, 0.0).nan_to_num(0.0))
     return torch.cat(ids).numpy(), torch.cat(weights).numpy()

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from moexray.algorithms.policy_text import split_policy
 from moexray.algorithms.routers import MODES, PRECISIONS
@@ -134,8 +134,8 @@ class Policy(Protocol):
     on_host: bool
     lost_counts: bool
 
-    def logits(self, logits: Tensor) -> Tensor:
-        """The logits that selection and weights start from."""
+    def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits that the choice starts from, and those that the weights start from."""
 
     def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:
         """Chooses experts.
@@ -156,8 +156,8 @@ class _Policy:
     on_host: bool = False
     lost_counts: bool = False
 
-    def logits(self, logits: Tensor) -> Tensor:
-        return logits
+    def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        return logits, logits
 
     def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         return ranked(scores, k), None
@@ -179,9 +179,10 @@ class Salted(_Policy):
         self.seed, self.salt, self.scale = seed, salt, scale
         self.ties_only, self.precision = ties_only, precision
 
-    def logits(self, logits: Tensor) -> Tensor:
+    def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Rounded to the precision."""
-        return logits if self.precision == "fp32" else rounded(logits, self.precision)
+        used = logits if self.precision == "fp32" else rounded(logits, self.precision)
+        return used, used
 
     def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:
         """See Policy."""
@@ -202,9 +203,9 @@ class Temperature(_Policy):
     def __init__(self, *, value: float = 2.0) -> None:
         self.value = value
 
-    def logits(self, logits: Tensor) -> Tensor:
-        """Divided."""
-        return logits.float() / logits.new_full((1,), self.value, dtype=_float32())
+    def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
+        """Divided for the weights only: with a bias or groups, division would change the choice."""
+        return logits, logits.float() / self.value
 
 
 class SoftMask(_Policy):
@@ -213,10 +214,11 @@ class SoftMask(_Policy):
     def __init__(self, *, cap: float = 1.0, sigma: float = 0.0, seed: int = 0) -> None:
         self.cap, self.sigma, self.seed = cap, sigma, seed
 
-    def logits(self, logits: Tensor) -> Tensor:
+    def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Cut."""
         mean, std = _mean_std(logits.float())
-        return logits.float().minimum((mean + self.cap * std).float())
+        used = logits.float().minimum((mean + self.cap * std).float())
+        return used, used
 
     def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:
         """See Policy."""
@@ -330,12 +332,6 @@ class Sticky(_Policy):
         ids = ranked(scores + self.margin * self._held, k)
         self._held.zero_().scatter_(1, ids, 1.0)
         return ids, None
-
-
-def _float32() -> Any:
-    import torch
-
-    return torch.float32
 
 
 # ---- by name
