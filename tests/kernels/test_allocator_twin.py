@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from moexray.algorithms import device
 from moexray.algorithms import simulate as plain
 from moexray.algorithms.allocator import CachingAllocator
 from moexray.algorithms.blocks import Settings
@@ -112,10 +113,10 @@ def started(seed, length):
     """A plan whose first third has run already: its segments are the start state."""
     dice = random.Random(seed)
     before = [s for s in program(seed, length // 3) if s[0] in (plain.ALLOC, plain.FREE)]
-    device = plain.Device()
+    driver = plain.Device()
     if dice.random() < 0.7:  # else the replay must find its own places around the start
-        device._next, device._space = 1 << 47, 1 << 50
-    allocator = Kept(Settings(expandable=dice.random() < 0.5), device, va_bytes=VA)
+        driver._next, driver._space = 1 << 47, 1 << 50
+    allocator = Kept(Settings(expandable=dice.random() < 0.5), driver, va_bytes=VA)
     tenants = {}
     for kind, at, size, stream, pool in before:
         allocator.settings = replace(allocator.settings, expandable=dice.random() < 0.5)
@@ -173,12 +174,18 @@ def kernel_state(m):
     return sorted(out)
 
 
+def outcome(arrays, chosen, **flags):
+    """The compiled twin's outcome, as the plain one gives it."""
+    figures, curve = compiled.simulate(arrays, chosen, **flags)
+    return plain.Outcome(**figures, reserved=tuple(curve.tolist()))
+
+
 def compare(plan, chosen, monkeypatch, **flags):
     """Both twins on one plan."""
     monkeypatch.setattr(plain, "CachingAllocator", Kept)
     want = plain.simulate(plan, chosen, **flags)
     arrays = compiled.arrays(plan)
-    assert compiled.simulate(arrays, chosen, **flags) == want
+    assert outcome(arrays, chosen, **flags) == want
     m, _ = compiled.simulated(arrays, chosen, **flags)
     c = Kept.last.counters
     names = (arena.ALLOCATED, arena.ALLOCS, arena.FREES, arena.MAPS, arena.UNMAPS)
@@ -213,14 +220,21 @@ def test_the_twins_agree_on_thousands(seed, length, chosen, flags, begun):
         compare(started(seed, length) if begun else fresh(seed, length), chosen, patch, **flags)
 
 
+def test_the_twins_mean_the_same_by_their_numbers():
+    names = ("ALLOC", "DEFER", "FREE", "TRY", "EMPTY_CACHE", "FREEABLE", "DEFAULT_POOL")
+    assert [getattr(compiled, n) for n in names] == [getattr(plain, n) for n in names]
+    places = ("ABOVE", "BELOW", "SPACE")
+    assert [getattr(arena, n) for n in places] == [getattr(device, n) for n in places]
+
+
 def test_the_random_programs_reach_every_rule():
     seen = Counter()
     with pytest.MonkeyPatch.context() as patch:
         for seed in range(40):
             tight = Settings(max_split=32 * MIB, gc_threshold=0.3, limit=700 * MIB, expandable=seed % 2 == 0)
-            outcome = compare(started(seed, 300), tight, patch, capacity=600 * MIB)
-            seen.update(ooms=outcome.ooms, retries=outcome.retries, unmaps=Kept.last.counters.unmaps)
-            seen.update(frees=Kept.last.counters.device_frees, stuck=outcome.stuck)
+            seen_here = compare(started(seed, 300), tight, patch, capacity=600 * MIB)
+            seen.update(ooms=seen_here.ooms, retries=seen_here.retries, unmaps=Kept.last.counters.unmaps)
+            seen.update(frees=Kept.last.counters.device_frees, stuck=seen_here.stuck)
     assert set(+seen) == {"ooms", "retries", "unmaps", "frees", "stuck"}
 
 
@@ -249,7 +263,7 @@ def test_an_address_given_twice_and_an_empty_plan_are_no_matter():
     twice = ((0, 1, MIB, 0, (0, 0)), (0, 1, MIB, 0, (0, 0)), (2, 1, MIB, 0, (0, 0)), (2, 1, MIB, 0, (0, 0)))
     for steps in ((), twice):
         plan = Plan((), 0, steps, (0, None), ())
-        assert compiled.simulate(compiled.arrays(plan), Settings()) == plain.simulate(plan, Settings())
+        assert outcome(compiled.arrays(plan), Settings()) == plain.simulate(plan, Settings())
 
 
 def histories(path):

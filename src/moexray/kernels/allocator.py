@@ -15,8 +15,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from moexray.algorithms.blocks import DEFAULT_POOL
-from moexray.algorithms.simulate import ALLOC, DEFER, EMPTY_CACHE, FREE, FREEABLE, TRY, Outcome
 from moexray.kernels import allocator_arena as arena
 from moexray.kernels import allocator_blocks as blocks
 from moexray.kernels import allocator_growth as growth
@@ -26,12 +24,12 @@ from moexray.kernels.allocator_memory import NONE
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from moexray.algorithms.blocks import Settings
-    from moexray.algorithms.device import Order
-    from moexray.algorithms.history import SegmentState
-    from moexray.algorithms.simulate import Plan
-
 __all__ = ["Arrays", "arrays", "simulate", "simulated", "takes"]
+
+# Kinds of steps, see algorithms.simulate.
+ALLOC, DEFER, FREE, TRY = range(4)
+EMPTY_CACHE, FREEABLE = -1, -2
+DEFAULT_POOL = (0, 0)
 
 MOST_BYTES = 1 << (memory.KEY_BITS - 1)  # of a request, a segment, an address space
 MOST_LISTS = 1 << (62 - memory.KEY_BITS)
@@ -59,12 +57,12 @@ class Arrays:
     shape: arena.Shape
 
 
-def takes(settings: Settings) -> bool:
+def takes(settings: Any) -> bool:
     """Whether the compiled twin can replay under these settings."""
-    return settings.large_segment < MOST_BYTES
+    return bool(settings.large_segment < MOST_BYTES)
 
 
-def arrays(plan: Plan) -> Arrays | None:
+def arrays(plan: Any) -> Arrays | None:
     """The plan as arrays; None where it holds what no device gives, which only the plain twin takes."""
     pools = sorted({DEFAULT_POOL} | {s.pool for s in plan.start} | {s[4] for s in plan.steps})
     pools.sort(key=lambda pool: pool != DEFAULT_POOL)
@@ -101,7 +99,7 @@ def arrays(plan: Plan) -> Arrays | None:
     )
 
 
-def _is_sound(s: SegmentState) -> bool:
+def _is_sound(s: Any) -> bool:
     """Whether the blocks lie in order inside the segment, and fill it if it is not expandable."""
     at = s.address
     for address, size, _, _ in s.blocks:
@@ -109,10 +107,10 @@ def _is_sound(s: SegmentState) -> bool:
             return False
         at = address + size
     end = s.address + s.size
-    return s.expandable == (s.page > 0) and (at <= end if s.expandable else at == end)
+    return bool(s.expandable == (s.page > 0) and (at <= end if s.expandable else at == end))
 
 
-def _parts(s: SegmentState, pool: int) -> Iterator[tuple[int, ...]]:
+def _parts(s: Any, pool: int) -> Iterator[tuple[int, ...]]:
     """Rows of Arrays.start, with the pool in place of the place."""
     at = s.address
     for address, size, _, used in (*s.blocks, (s.address + s.size, 0, 0, False)):
@@ -127,35 +125,39 @@ def _parts(s: SegmentState, pool: int) -> Iterator[tuple[int, ...]]:
 
 def simulate(
     plan: Arrays,
-    settings: Settings,
+    settings: Any,
     *,
     capacity: int | None = None,
     search_after_release: bool = False,
-    order: Order = "ascending",
-) -> Outcome:
-    """Replays the requests of a history under other settings; see algorithms.simulate.simulate."""
+    order: str = "ascending",
+) -> tuple[dict[str, int], Any]:
+    """Replays the requests of a history under other settings; see algorithms.simulate.simulate.
+
+    Returns:
+        The figures of an Outcome by their names, and its reserved bytes after each allocation, [allocations].
+    """
     m, curve = simulated(
         plan, settings, capacity=capacity, search_after_release=search_after_release, order=order
     )
-    return Outcome(
-        peak_reserved=int(m[arena.PEAK_RESERVED]),
-        peak_allocated=int(m[arena.PEAK_ALLOCATED]),
-        end_reserved=int(m[arena.RESERVED]),
-        stuck=int(m[arena.STUCK]),
-        retries=int(m[arena.RETRIES]),
-        ooms=int(m[arena.OOMS]),
-        segment_operations=int(m[arena.ALLOCS] + m[arena.FREES] + m[arena.MAPS] + m[arena.UNMAPS]),
-        reserved=tuple(curve.tolist()),
-    )
+    figures = {
+        "peak_reserved": m[arena.PEAK_RESERVED],
+        "peak_allocated": m[arena.PEAK_ALLOCATED],
+        "end_reserved": m[arena.RESERVED],
+        "stuck": m[arena.STUCK],
+        "retries": m[arena.RETRIES],
+        "ooms": m[arena.OOMS],
+        "segment_operations": m[arena.ALLOCS] + m[arena.FREES] + m[arena.MAPS] + m[arena.UNMAPS],
+    }
+    return {name: int(figure) for name, figure in figures.items()}, curve
 
 
 def simulated(
     plan: Arrays,
-    settings: Settings,
+    settings: Any,
     *,
     capacity: int | None = None,
     search_after_release: bool = False,
-    order: Order = "ascending",
+    order: str = "ascending",
 ) -> tuple[Any, Any]:
     """(arena, reserved bytes after each allocation) at the end of the history."""
     m = arena.new_arena(settings, plan.shape, order)

@@ -10,12 +10,11 @@ holes, and then two: deferred frees, and segments that the device gave.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numba import njit
 
-from moexray.algorithms.device import ABOVE, BELOW, SPACE
 from moexray.kernels.allocator_memory import (
     ADDRESS,
     BASE,
@@ -39,14 +38,12 @@ from moexray.kernels.allocator_memory import (
     remove,
 )
 
-if TYPE_CHECKING:
-    from moexray.algorithms.blocks import Settings
-
 __all__ = [
     "Shape", "device_address", "device_has", "fresh", "leave", "new", "new_arena", "occupy", "reserve",
 ]  # fmt: skip
 
 MIB = 1 << 20
+ABOVE, BELOW, SPACE = 1 << 48, 1 << 46, 1 << 52  # see algorithms.device
 MOST = 1 << 62  # stands for every larger number
 
 # Cells: counters (see algorithms.counters), settings (NONE is not set), the device, the plan.
@@ -81,7 +78,7 @@ class Shape:
     kept: Any
 
 
-def new_arena(settings: Settings, shape: Shape, order: str) -> Any:
+def new_arena(settings: Any, shape: Shape, order: str) -> Any:
     """An arena with the settings, no block and an endless device."""
     lists, places, kept = 2 * shape.pools * shape.streams, shape.recorded.shape[1], shape.kept.shape[1]
     counts = GROUPS + lists

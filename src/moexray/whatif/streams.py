@@ -6,12 +6,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moexray.algorithms.device import ORDERS
-from moexray.algorithms.simulate import simulate
+from moexray.algorithms.simulate import Outcome, simulate
 
 if TYPE_CHECKING:
     from moexray.algorithms.blocks import Settings
     from moexray.algorithms.device import Order
-    from moexray.algorithms.simulate import Outcome, Plan
+    from moexray.algorithms.simulate import Plan
     from moexray.kernels.allocator import Arrays
 
 __all__ = ["Stream"]
@@ -61,8 +61,8 @@ class Stream:
             from moexray.kernels import allocator as kernel
 
             if kernel.takes(settings):
-                seen = kernel.simulate(self.arrays, settings, capacity=capacity, order=order)
-                return replace(seen, reserved=())
+                figures, _ = kernel.simulate(self.arrays, settings, capacity=capacity, order=order)
+                return Outcome(**figures, reserved=())
         return replace(simulate(self.plan, settings, capacity=capacity, order=order), reserved=())
 
     def orders(self, settings: Settings, capacity: int | None) -> list[Outcome]:
