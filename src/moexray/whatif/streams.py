@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Stream"]
 
 MIB = 1 << 20
-COMPILED = 1_000  # steps from which loading the compiled twin (a second) pays for a search of some 500 replays
+COMPILED = 1_000  # steps from which loading the compiled twin (a second) pays for a search of 500 replays
 
 
 @dataclass(frozen=True, slots=True, eq=False)
