@@ -5,29 +5,34 @@ import os
 import select
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+
+from moexray.core.errors import ExchangeError, UsageError
+from moexray.runtime.exchange import Exchange, Options
 
 _HERE = Path(__file__).parent
 # How long a rank may take to answer: far longer than it does, even on a busy machine.
 ANSWER_S = 60.0
+# Rings that wrap soon.
+SMALL = {"timeout_s": 20.0, "ring_bytes": 4096, "file_ring_bytes": 4096}
+_MARK = f"test{os.getpid()}"
 
 
 class Worker:
     """One process of exchange_worker.py."""
 
     def __init__(self):
-        env = {**os.environ, "PYTHONPATH": str(_HERE.parent / "src"), "MOEXRAY_EXCHANGE": "on"}
+        env = {**os.environ, "PYTHONPATH": str(_HERE.parent / "src"), "MOEXRAY_OFF": ""}
         self.process = subprocess.Popen(
             [sys.executable, "-S", str(_HERE / "exchange_worker.py")],
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=env,
         )
         self.pid = self.process.pid
         self._rest = b""
-        self.used = False
 
     def ask(self, job):
-        self.used = True
         self.process.stdin.write(json.dumps(job).encode() + b"\n")
         self.process.stdin.flush()
 
@@ -57,12 +62,12 @@ class Pool:
 
     def __init__(self):
         self.idle = []
-        self.started = 0
 
     def take(self, number):
-        while len(self.idle) < number:
-            self.idle.append(Worker())
-            self.started += 1
+        new = [Worker() for _ in range(number - len(self.idle))]
+        for worker in new:
+            worker.answer()  # ready: the start of Python shall not count as silence
+        self.idle += new
         taken, self.idle = self.idle[:number], self.idle[number:]
         return taken
 
@@ -97,7 +102,39 @@ def jobs(group, world, **fields):
 
 
 def leftovers():
-    """What an exchange might leave behind on this host: named segments and sockets."""
-    with open("/proc/net/unix", encoding="utf-8", errors="replace") as table:
-        sockets = {line.split()[-1] for line in table if "@moexray/" in line}
-    return sorted(os.listdir("/dev/shm")), sockets
+    """What an exchange might leave behind on this host: named segments and sockets of its own."""
+    sockets = Path("/proc/net/unix").read_text("utf-8", "replace").splitlines()
+    named = [path.name for path in Path("/dev/shm").iterdir() if "moexray" in path.name]
+    return named + [line.split()[-1] for line in sockets if f"@moexray/{os.getuid()}/" in line and _MARK in line]
+
+
+def descriptors():
+    """Open descriptors of this process."""
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+def group(name):
+    """A group name that no other test run uses."""
+    return f"{_MARK} {name}"
+
+
+def in_threads(name, world, body, options=None):
+    """Runs `body(rank, open)` in a thread per rank; what each returned or raised."""
+    seen = [None] * world
+    options = options or Options(**SMALL)
+
+    def work(rank):
+        def opened(world=world, options=options):
+            return Exchange.open(group(name), rank, world, options)
+
+        try:
+            seen[rank] = body(rank, opened)
+        except (ExchangeError, UsageError) as why:
+            seen[rank] = why
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in range(world)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    return seen

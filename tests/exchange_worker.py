@@ -1,4 +1,5 @@
-"""One rank as a process: reads jobs (JSON lines) on stdin, answers each with a line on stdout.
+"""One rank as a process: reads jobs (JSON lines) on stdin, answers each with a line on stdout
+(and with one when it is ready).
 
 Started with `python -S`, so that nothing but the standard library and moexray can be imported.
 A job may tell the worker to kill or stop itself at its n-th step: a step is the begin or the end of
@@ -11,6 +12,7 @@ import random
 import signal
 import sys
 import time
+from pathlib import Path
 
 from moexray.core.errors import MoexrayError
 from moexray.runtime.exchange import Exchange, Options, host, mesh, rendezvous, ring, segments
@@ -89,20 +91,25 @@ def _work(job):
     answer.update(
         seconds=time.monotonic() - began,
         steps=_state["step"],
-        fds=len(os.listdir("/proc/self/fd")),
+        fds=len(list(Path("/proc/self/fd").iterdir())),
         third_party=sorted({"torch", "numpy"} & set(sys.modules)),
     )
-    with open("/proc/self/maps", encoding="utf-8") as maps:
-        answer["maps"] = [line.split()[-1] for line in maps if "moexray-exchange" in line or "(deleted)" in line]
+    maps = Path("/proc/self/maps").read_text("utf-8").splitlines()
+    answer["maps"] = [line for line in maps if "moexray-exchange" in line or "(deleted)" in line]
     return answer
+
+
+def _say(answer):
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 def main():
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     _instrument()
+    _say({})
     for line in sys.stdin:
-        sys.stdout.write(json.dumps(_work(json.loads(line))) + "\n")
-        sys.stdout.flush()
+        _say(_work(json.loads(line)))
 
 
 if __name__ == "__main__":

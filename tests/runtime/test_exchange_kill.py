@@ -4,9 +4,11 @@ import os
 import random
 import signal
 import time
+from pathlib import Path
+
+import pytest
 
 import exchange_pool
-import pytest
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "memfd_create"), reason="needs Linux")
 
@@ -31,7 +33,7 @@ class Case:
         self.turns = rng.randrange(2, 12)
         rungs = rng.choice((["shm", "ring"], ["shm", "ring"], ["ring"]))
         self.jobs = exchange_pool.jobs(
-            f"kill {os.getpid()} {seed}", self.world, seed=seed, turns=self.turns,
+            exchange_pool.group(f"kill {seed}"), self.world, seed=seed, turns=self.turns,
             max_bytes=rng.choice((0, 100, 9000, 40000)),
             options={"rungs": rungs, "timeout_s": TIMEOUT_S, "checksums": rng.random() < 0.5, "folder": folder},
         )
@@ -81,7 +83,7 @@ class Case:
             assert "wrong" not in answer, (rank, answer)
             if not answer["error"]:
                 assert answer["turns"] == self.turns
-            else:
+            elif rank != self.victim:  # who was woken too late to meet the others cannot know better
                 assert answer["ranks"] == [self.victim], (rank, self.victim, answer)
             assert answer["maps"] == []
             assert answer["third_party"] == []
@@ -90,9 +92,8 @@ class Case:
 
 def _campaign(pool, seeds, folder):
     """Runs the cases, LANES at a time; how many ranks saw a failure."""
-    before = exchange_pool.leftovers()
     running, failures, seeds = [], 0, list(seeds)
-    fds = len(os.listdir("/proc/self/fd"))
+    fds = exchange_pool.descriptors()
     idle_fds = {}
     while seeds or running:
         while seeds and len(running) < LANES:
@@ -104,9 +105,9 @@ def _campaign(pool, seeds, folder):
             # Descriptors of a worker after its first job: the same after each later one.
             assert answer["fds"] == idle_fds.setdefault(case.workers[rank].pid, answer["fds"])
     pool.close()
-    assert len(os.listdir("/proc/self/fd")) <= fds
-    assert exchange_pool.leftovers() == before
-    assert os.listdir(folder) == []
+    assert exchange_pool.descriptors() <= fds
+    assert exchange_pool.leftovers() == []
+    assert not list(Path(folder).iterdir())
     return failures
 
 

@@ -1,7 +1,9 @@
-"""All-to-all with fallback between the ranks of one host; see ladder.py."""
+"""All-to-all with fallback between the ranks of one host; see ladder.py, and attach.py for torch."""
 
 from __future__ import annotations
 
-from moexray.runtime.exchange.ladder import RUNGS, SWITCH, Counters, Exchange, Fallback, Options
+from moexray.runtime.exchange.attach import attach
+from moexray.runtime.exchange.ladder import Exchange
+from moexray.runtime.exchange.options import RUNGS, Counters, Fallback, Options
 
-__all__ = ["RUNGS", "SWITCH", "Counters", "Exchange", "Fallback", "Options"]
+__all__ = ["RUNGS", "Counters", "Exchange", "Fallback", "Options", "attach"]

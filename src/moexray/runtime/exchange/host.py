@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Sequence
 
-    from moexray.runtime.exchange.ladder import Options
     from moexray.runtime.exchange.mesh import Link, Mesh
+    from moexray.runtime.exchange.options import Options
 
 __all__ = ["HostRung"]
 
@@ -89,7 +89,7 @@ class HostRung:
                 maps = [segments.map_writing(fd, size * peers)] if peers else []
             except (OSError, ExchangeError) as why:
                 refusal = f"{name}: {why}"
-            refusals, theirs = mesh.vote(refusal, fd)
+            refusals, theirs, _ = mesh.vote(refusal, fd)
             if not refusals:
                 try:
                     for link in mesh.links:
@@ -98,7 +98,7 @@ class HostRung:
                         maps.append(segments.map_reading(theirs[link.rank], index * size, size))
                 except (OSError, KeyError, ExchangeError) as why:
                     refusal = f"{name}: cannot map: {why!r}"
-                refusals, _ = mesh.vote(refusal)
+                refusals = mesh.vote(refusal).refusals
         except BaseException:
             _unmap(maps)
             raise

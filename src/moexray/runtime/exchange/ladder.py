@@ -4,22 +4,26 @@ Terms:
 - rung: one way to move the bytes. From the top: "device" (the collective of the group's own
   backend, e.g. NCCL), "gloo", "shm" (memory shared by the ranks of one host), "ring" (the same
   through an unnamed file, when memory is short).
-- fallback: all ranks go down to the same lower rung before a byte of that exchange is delivered,
-  or the call fails on all ranks and names who is at fault. Never silent, never in mid-message.
+- fallback: all ranks go down to the same lower rung before one of them returns from that exchange,
+  or it fails and names who is at fault. Never silent, never in mid-message.
+
+A failure ends the group: ranks that had their part complete learn of it at their next call.
 """
 
 from __future__ import annotations
 
 import logging
-import mmap
+import operator
 import os
 import threading
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from moexray.core.errors import ExchangeError, UsageError
 from moexray.runtime.exchange.host import HostRung
+from moexray.runtime.exchange.options import NAME, Counters, Fallback, Options
 from moexray.runtime.exchange.rendezvous import gather
+from moexray.runtime.exchange.torch_rungs import RungDownError, TorchRung
+from moexray.runtime.guard import VARIABLE, Guard
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,84 +32,10 @@ if TYPE_CHECKING:
 
     from moexray.runtime.exchange.mesh import Mesh
 
-__all__ = ["RUNGS", "SWITCH", "Counters", "Exchange", "Fallback", "Options"]
+__all__ = ["Exchange"]
 
-RUNGS = ("device", "gloo", "shm", "ring")
-# The kill switch: set it to "off".
-SWITCH = "MOEXRAY_EXCHANGE"
+T = TypeVar("T")
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Options:
-    """Must be equal on all ranks, except `folder` and `spare_bytes`.
-
-    Attributes:
-        rungs: What to try, in this order; the ranks agree on the first that all of them can.
-        timeout_s: A rank that is waited for and silent for so long counts as stuck, in s.
-        ring_bytes: Size of the ring of each ordered pair of ranks on rung "shm".
-        file_ring_bytes: The same on rung "ring": smaller, as memory is short then.
-        spare_bytes: Rung "shm" is refused if less memory would stay available.
-        folder: Where rung "ring" makes its unnamed file; None: the temporary folder.
-        checksums: Also checks a CRC-32 of every chunk (costs about as much as the copies).
-        max_bytes: A rank that is about to receive more fails instead of allocating it.
-    """
-
-    rungs: tuple[str, ...] = RUNGS
-    timeout_s: float = 60.0
-    ring_bytes: int = 1 << 20
-    file_ring_bytes: int = 1 << 18
-    spare_bytes: int = 256 << 20
-    folder: str | None = None
-    checksums: bool = False
-    max_bytes: int = 8 << 30
-
-    def __post_init__(self) -> None:
-        """Raises UsageError for what cannot be."""
-        if not self.rungs or not set(self.rungs) <= set(RUNGS):
-            raise UsageError(f"rungs {self.rungs!r}", hint=f"choose from {', '.join(RUNGS)}")
-        for name in ("ring_bytes", "file_ring_bytes"):
-            size = getattr(self, name)
-            if size < mmap.PAGESIZE or size % mmap.PAGESIZE:
-                raise UsageError(f"{name} {size}", hint=f"use a multiple of the page size {mmap.PAGESIZE}")
-
-
-@dataclass(frozen=True, slots=True)
-class Fallback:
-    """One step down the ladder.
-
-    Attributes:
-        from_rung: The rung that failed.
-        to_rung: The rung all ranks agreed on.
-        sequence: The exchange that was repeated there; 0: while the group was opened.
-        reasons: Rank -> why it could not.
-    """
-
-    from_rung: str
-    to_rung: str
-    sequence: int
-    reasons: dict[int, str]
-
-
-@dataclass(frozen=True, slots=True)
-class Counters:
-    """What happened so far.
-
-    Attributes:
-        exchanges: Exchanges that were completed.
-        sent_bytes: Bytes sent, those to itself included.
-        received_bytes: Bytes received, likewise.
-        waits: How often this rank slept until a peer said something.
-        wait_ns: How long in all, in ns.
-        fallbacks: Steps down the ladder, oldest first.
-    """
-
-    exchanges: int
-    sent_bytes: int
-    received_bytes: int
-    waits: int
-    wait_ns: int
-    fallbacks: tuple[Fallback, ...]
 
 
 class Rung(Protocol):
@@ -113,15 +43,15 @@ class Rung(Protocol):
 
     name: str
 
-    def exchange(  # noqa: D102 - see the class
+    def exchange(
         self,
-        send: Any,
+        send: memoryview,
         send_bytes: Sequence[int],
         recv_bytes: Sequence[int] | None,
-        room: Callable[[Sequence[int]], Any],
-    ) -> tuple[Any, list[int]]: ...
+        room: Callable[[Sequence[int]], memoryview],
+    ) -> tuple[memoryview, list[int]]: ...
 
-    def close(self) -> None: ...  # noqa: D102
+    def close(self) -> None: ...
 
 
 class Exchange:
@@ -130,17 +60,27 @@ class Exchange:
     Not for several threads at a time, and not across a fork: both are refused.
     """
 
-    def __init__(self, mesh: Mesh, rung: Rung, options: Options, fallbacks: list[Fallback]) -> None:
+    def __init__(
+        self, mesh: Mesh, rung: Rung, options: Options, fallbacks: list[Fallback], process_group: object
+    ) -> None:
         self._mesh, self._rung, self._options, self._fallbacks = mesh, rung, options, fallbacks
+        self._process_group = process_group
         self.rank, self.world = mesh.rank, len(mesh.links) + 1
         self._pid, self._busy = os.getpid(), threading.Lock()
         self._failure: ExchangeError | None = None
-        self._is_closed = False
+        self._is_closed = self._is_repeating = False
         self._exchanges = self._sent = self._received = 0
         self._store = bytearray()
 
     @classmethod
-    def open(cls, group: str, rank: int, world: int, options: Options | None = None) -> Exchange:
+    def open(
+        cls,
+        group: str,
+        rank: int,
+        world: int,
+        options: Options | None = None,
+        process_group: object = None,
+    ) -> Exchange:
         """Meets the other ranks and agrees with them on the first rung that all of them can.
 
         Args:
@@ -148,27 +88,33 @@ class Exchange:
             rank: This rank, 0 <= rank < world.
             world: Number of ranks, all on this host.
             options: Equal on all ranks.
+            process_group: One of torch with the same ranks, for the rungs "device" and "gloo".
 
         Raises:
             UsageError: the arguments cannot be.
             ExchangeError: switched off; a rank is missing, differs or died; or no rung is possible.
         """
         options = options or Options()
-        if is_off():
-            raise ExchangeError("the exchange is switched off", where=f"{SWITCH}=off", hint="unset it")
+        if not Guard(NAME).on:
+            raise ExchangeError("the exchange is switched off", hint=f"see {VARIABLE} and guard.switch")
         settings = {
             name: getattr(options, name)
             for name in ("timeout_s", "ring_bytes", "file_ring_bytes", "checksums")
         }
         mesh = gather(group, rank, world, options.timeout_s, {**settings, "rungs": list(options.rungs)})
         try:
-            rung, fallbacks = _descend(mesh, options, 0)
+            rung, fallbacks = _descend(mesh, options, process_group)
         except BaseException as why:
             if isinstance(why, ExchangeError):
                 mesh.abort(why)
             mesh.close()
             raise
-        return cls(mesh, rung, options, fallbacks)
+        return cls(mesh, rung, options, fallbacks, process_group)
+
+    @property
+    def is_closed(self) -> bool:
+        """By `close`, or by a failure."""
+        return self._is_closed
 
     @property
     def rung(self) -> str:
@@ -198,23 +144,57 @@ class Exchange:
         Raises:
             UsageError: the arguments do not fit; nothing was sent, and the group goes on.
             ExchangeError: somebody is at fault; names rank, process and last exchange. Nothing was
-                received, and the group is closed on all ranks.
+                received, and the group is closed: on ranks that had their part, at their next call.
         """
         data = _flat(send)
-        _check_sizes("send_bytes", send_bytes, self.world)
+        send_bytes = _counts("send_bytes", send_bytes, self.world)
         if sum(send_bytes) != len(data):
             raise UsageError(f"send holds {len(data)} bytes, send_bytes sum up to {sum(send_bytes)}")
         if recv_bytes is not None:
-            _check_sizes("recv_bytes", recv_bytes, self.world)
+            recv_bytes = _counts("recv_bytes", recv_bytes, self.world)
         target = None if out is None else _flat(out)
         if target is not None and (target.readonly or sum(recv_bytes or ()) > len(target)):
             raise UsageError(f"out is read-only, or its {len(target)} bytes are too few")
-        received, sizes = self._guarded(data, send_bytes, recv_bytes, lambda s: self._room(s, target))
+        received, sizes = self._guarded(lambda: self._on_some_rung(data, send_bytes, recv_bytes, target))
         views, at = [], 0
         for size in sizes:
             views.append(received[at : at + size])
             at += size
         return views
+
+    def attempt(
+        self, call: Callable[[], object], send_bytes: Sequence[int], recv_bytes: Sequence[int]
+    ) -> bool:
+        """On rung "device": makes the engine's own collective call, on all ranks or on none.
+
+        Args:
+            call: Makes it.
+            send_bytes: [world], bytes for each rank.
+            recv_bytes: [world], bytes expected from each rank.
+
+        Returns:
+            False: all ranks are on a lower rung now and repeat this exchange by `all_to_all`.
+
+        Raises:
+            UsageError: another rung is in use.
+            ExchangeError: as `all_to_all`.
+        """
+        rung = self._rung
+        if not isinstance(rung, TorchRung) or rung.name != "device":
+            raise UsageError(f"rung {rung.name} is in use, not a device")
+
+        def step() -> bool:
+            self._mesh.sequence += 1
+            try:
+                rung.attempt(call, send_bytes, recv_bytes)
+            except RungDownError as why:
+                self._step_down(why)
+                self._is_repeating = True
+                return False
+            self._count(sum(send_bytes), sum(recv_bytes))
+            return True
+
+        return self._guarded(step)
 
     def counters(self) -> Counters:
         """What happened so far."""
@@ -238,32 +218,55 @@ class Exchange:
     ) -> None:
         self.close()
 
-    def _guarded(
-        self,
-        send: Any,
-        send_bytes: Sequence[int],
-        recv_bytes: Sequence[int] | None,
-        room: Callable[[Sequence[int]], Any],
-    ) -> tuple[Any, list[int]]:
-        """One exchange on the rung in use; any failure closes the group, on all ranks."""
-        if (why := self._failure) is not None:
-            raise ExchangeError(f"closed since: {why.what}", where=why.where, hint=why.hint, ranks=why.ranks)
+    def _guarded(self, step: Callable[[], T]) -> T:
+        """One exchange; any failure closes the group, on all ranks."""
+        if (old := self._failure) is not None:
+            raise ExchangeError(f"closed since: {old.what}", where=old.where, hint=old.hint, ranks=old.ranks)
         if self._is_closed or os.getpid() != self._pid:
             raise UsageError("the exchange is closed, or was opened by another process")
         if not self._busy.acquire(blocking=False):
             raise UsageError("the exchange is in use by another thread", hint="open one per thread")
         try:
-            self._mesh.sequence += 1
-            received, sizes = self._rung.exchange(send, send_bytes, recv_bytes, room)
+            return step()
         except BaseException as why:
             self._give_up(why)
             raise
         finally:
             self._busy.release()
+
+    def _on_some_rung(
+        self,
+        send: memoryview,
+        send_bytes: Sequence[int],
+        recv_bytes: Sequence[int] | None,
+        target: memoryview | None,
+    ) -> tuple[memoryview, list[int]]:
+        """One exchange on the rung in use, or on the next one that all ranks agree on."""
+        if not self._is_repeating:
+            self._mesh.sequence += 1
+        self._is_repeating = False
+        while True:
+            try:
+                received, sizes = self._rung.exchange(
+                    send, send_bytes, recv_bytes, lambda sizes: self._room(sizes, target)
+                )
+            except RungDownError as why:
+                self._step_down(why)
+            else:
+                self._count(sum(send_bytes), sum(sizes))
+                return received, sizes
+
+    def _step_down(self, why: RungDownError) -> None:
+        self._rung.close()
+        self._rung, steps = _descend(
+            self._mesh, self._options, self._process_group, (self._rung.name, why.refusals)
+        )
+        self._fallbacks += steps
+
+    def _count(self, sent: int, received: int) -> None:
         self._exchanges += 1
-        self._sent += sum(send_bytes)
-        self._received += sum(sizes)
-        return received, sizes
+        self._sent += sent
+        self._received += received
 
     def _give_up(self, why: BaseException) -> None:
         if not isinstance(why, ExchangeError):
@@ -291,33 +294,30 @@ class Exchange:
         return memoryview(self._store)
 
 
-def is_off() -> bool:
-    """The kill switch is thrown."""
-    return os.environ.get(SWITCH, "").strip().lower() == "off"
-
-
-def _descend(mesh: Mesh, options: Options, sequence: int) -> tuple[Rung, list[Fallback]]:
-    """The first rung that all ranks can."""
-    failed: list[tuple[str, dict[int, str]]] = []
-    for name in options.rungs:
-        opened = HostRung.open(name, mesh, options)
-        if isinstance(opened, HostRung):
-            names = [*(name for name, _ in failed), name]
-            steps = [
-                Fallback(a, b, sequence, why)
-                for (a, why), b in zip(failed, names[1:], strict=True)
-            ]
+def _descend(
+    mesh: Mesh, options: Options, process_group: object, down: tuple[str, dict[int, str]] | None = None
+) -> tuple[Rung, list[Fallback]]:
+    """The first rung, below the one that went down, that all ranks can."""
+    failed = [down] if down else []
+    for name in options.rungs[options.rungs.index(down[0]) + 1 if down else 0 :]:
+        opened: TorchRung | HostRung | dict[int, str]
+        if name in ("device", "gloo"):
+            opened = TorchRung.open(name, mesh, options, process_group)
+        else:
+            opened = HostRung.open(name, mesh, options)
+        if not isinstance(opened, dict):
+            below = [*(name for name, _ in failed[1:]), name]
+            steps = [Fallback(a, b, mesh.sequence, why) for (a, why), b in zip(failed, below, strict=False)]
             for step in steps:
                 _log.warning("exchange falls from %s to %s: %s", step.from_rung, step.to_rung, step.reasons)
             return opened, steps
         failed.append((name, opened))
-    reasons = "; ".join(f"rank {rank}: {why}" for _, by_rank in failed for rank, why in sorted(by_rank.items()))
-    ranks = tuple(sorted({rank for _, by_rank in failed for rank in by_rank}))
+    parts = [f"rank {rank}: {why}" for _, by_rank in failed for rank, why in sorted(by_rank.items())]
     raise ExchangeError(
-        f"no way to exchange is left: {reasons}",
+        f"no way to exchange is left: {'; '.join(parts)}",
         where=mesh.where(),
         hint="free memory, or name a folder on a local disk (Options.folder)",
-        ranks=ranks,
+        ranks=tuple(sorted({rank for _, by_rank in failed for rank in by_rank})),
     )
 
 
@@ -329,6 +329,11 @@ def _flat(buffer: bytes | bytearray | memoryview) -> memoryview:
     return view.cast("B") if view.nbytes else memoryview(b"" if view.readonly else bytearray())
 
 
-def _check_sizes(name: str, sizes: Sequence[int], world: int) -> None:
-    if len(sizes) != world or any(not isinstance(size, int) or size < 0 for size in sizes):
+def _counts(name: str, sizes: Sequence[int], world: int) -> list[int]:
+    try:
+        counts = [operator.index(size) for size in sizes]
+    except TypeError:
+        counts = []
+    if len(counts) != world or min(counts) < 0:
         raise UsageError(f"{name} must be {world} counts of bytes, none negative: {list(sizes)[:64]}")
+    return counts

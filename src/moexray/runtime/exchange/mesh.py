@@ -9,13 +9,14 @@ quarter of the timeout, so the blame falls on the one who is really stuck. All w
 from __future__ import annotations
 
 import array
+import contextlib
 import json
 import os
 import select
 import socket
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from moexray.core.errors import ExchangeError
 from moexray.runtime.exchange.wire import MAX_PACKET_BYTES, Kind, Message, pack, unpack
@@ -23,11 +24,25 @@ from moexray.runtime.exchange.wire import MAX_PACKET_BYTES, Kind, Message, pack,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Link", "Mesh"]
+__all__ = ["Ballots", "Link", "Mesh"]
 
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "hangs in the kernel (state D)"}
 # How long a socket that ended may wait for its process to end, to tell "died" from "closed".
 _DEATH_S = 1.0
+
+
+class Ballots(NamedTuple):
+    """What the ranks said.
+
+    Attributes:
+        refusals: Rank -> why it cannot; empty if all can.
+        fds: Peer -> the descriptor it sent; now the caller's.
+        totals: Peer -> the number it sent to this rank.
+    """
+
+    refusals: dict[int, str]
+    fds: dict[int, int]
+    totals: dict[int, int]
 
 
 class Link:
@@ -43,14 +58,12 @@ class Link:
     __slots__ = ("heard_s", "pid", "pidfd", "rank", "sequence", "socket")
 
     def __init__(self, rank: int, pid: int, connection: socket.socket) -> None:
-        connection.setblocking(False)
+        connection.settimeout(0)
         self.rank, self.pid, self.socket = rank, pid, connection
         self.sequence, self.heard_s = 0, time.monotonic()
         self.pidfd = -1
-        try:
+        with contextlib.suppress(OSError, AttributeError):  # other pid namespace, old kernel
             self.pidfd = os.pidfd_open(pid)
-        except (OSError, AttributeError):  # other pid namespace, old kernel: the socket must do
-            self.pidfd = -1
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid})"
@@ -185,7 +198,8 @@ class Mesh:
                 self._forgive(now)
         self._turn_s = now
         if not ready and idle:
-            late = {link.rank: link for link in self._pending.values() if now >= link.heard_s + self.timeout_s}
+            overdue_s = now - self.timeout_s
+            late = {link.rank: link for link in self._pending.values() if link.heard_s <= overdue_s}
             if late:
                 raise self._silent(list(late.values()))
         found = {self._pending[fd].rank: self._pending[fd] for fd, _ in ready}
@@ -221,46 +235,49 @@ class Mesh:
             raise self.blame(link, f"{link} closed the group after exchange {link.sequence}")
         return None if message.kind == Kind.ALIVE else message
 
-    def vote(self, refusal: str, fd: int = -1) -> tuple[dict[int, str], dict[int, int]]:
+    def vote(self, refusal: str, fd: int = -1, totals: Sequence[int] | None = None) -> Ballots:
         """Asks all ranks whether they can; every rank gets the same answers, or an error.
 
         Args:
             refusal: Why this rank cannot; empty if it can.
             fd: A descriptor to hand to everybody; -1 for none.
-
-        Returns:
-            (refusals, fds): who cannot and why; the descriptors of the others, now the caller's.
+            totals: [world], a number for each rank; 0 if not given.
 
         Raises:
             ExchangeError: a peer is gone, silent, or does something else.
         """
         self._votes += 1
-        refusals = {self.rank: refusal} if refusal else {}
-        got: dict[int, int] = {}
+        ballots = Ballots({self.rank: refusal} if refusal else {}, {}, {})
         extra: list[int] = []
         try:
             for link in self.links:
-                ballot = Message(Kind.VOTE, self._votes, text=refusal.encode())
+                total = totals[link.rank] if totals else 0
+                ballot = Message(Kind.VOTE, self._votes, total, text=refusal.encode())
                 self.send(link, ballot, (fd,) if fd >= 0 else ())
             self.begin()
             while self._pending:
                 for link in self.wait(idle=True):
                     message = self.receive(link, extra)
-                    if extra and link.rank not in got:
-                        got[link.rank] = extra.pop(0)
+                    if extra and link.rank not in ballots.fds:
+                        ballots.fds[link.rank] = extra.pop(0)
                     _close(extra)
-                    if message is None:
-                        continue
-                    if message.kind != Kind.VOTE or message.sequence != self._votes:
-                        raise self.out_of_step(link, message)
-                    if message.text:
-                        refusals[link.rank] = message.text.decode("utf-8", "replace")
-                    self.done(link)
+                    if message is not None:
+                        self._count(link, message, ballots)
         except BaseException:
             _close(extra)
-            _close(list(got.values()))
+            _close(list(ballots.fds.values()))
             raise
-        return refusals, got
+        return ballots
+
+    def _count(self, link: Link, message: Message, ballots: Ballots) -> None:
+        if message.kind == Kind.CREDIT and message.sequence <= self.sequence:
+            return  # of an exchange that is over
+        if message.kind != Kind.VOTE or message.sequence != self._votes:
+            raise self.out_of_step(link, message)
+        if message.text:
+            ballots.refusals[link.rank] = message.text.decode("utf-8", "replace")
+        ballots.totals[link.rank] = message.total
+        self.done(link)
 
     # ------------------------------------------------------------------ naming
 
@@ -270,7 +287,8 @@ class Mesh:
 
     def where(self) -> str:
         """The exchange in progress, and who sees it."""
-        return f"exchange {self.sequence} of group {self.group!r}, seen by rank {self.rank} (pid {os.getpid()})"
+        me = f"rank {self.rank} (pid {os.getpid()})"
+        return f"exchange {self.sequence} of group {self.group!r}, seen by {me}"
 
     def out_of_step(self, link: Link, message: Message) -> ExchangeError:
         """The peer does another call than this rank."""

@@ -18,7 +18,15 @@ from typing import TYPE_CHECKING
 
 from moexray.core.errors import ExchangeError, UsageError
 from moexray.runtime.exchange.mesh import Link, Mesh
-from moexray.runtime.exchange.wire import MAX_PACKET_BYTES, VERSION, Kind, Message, pack, pack_hello, unpack_hello
+from moexray.runtime.exchange.wire import (
+    MAX_PACKET_BYTES,
+    VERSION,
+    Kind,
+    Message,
+    pack,
+    pack_hello,
+    unpack_hello,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -179,7 +187,7 @@ class _Meeting:
             raise ExchangeError(f"{link} left or hung while the group was opened", ranks=(link.rank,))
         if fields.get("version") != VERSION:
             raise ExchangeError(
-                f"{link} speaks version {fields.get('version')!r} of the exchange, this rank version {VERSION}",
+                f"{link} speaks version {fields.get('version')!r}, rank {self.rank} version {VERSION}",
                 hint="run the same moexray on all ranks",
                 ranks=(link.rank,),
             )

@@ -22,10 +22,8 @@ _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
 def available_bytes() -> int:
     """Memory that may still be taken: of the host, and of each control group (v2) around us."""
-    found = [1 << 62]
-    for line in _read("/proc/meminfo").splitlines():
-        if line.startswith("MemAvailable:"):
-            found.append(int(line.split()[1]) * 1024)
+    lines = _read("/proc/meminfo").splitlines()
+    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
     for line in _read("/proc/self/cgroup").splitlines():
         if line.startswith("0::/"):
             folder = Path("/sys/fs/cgroup", line[4:])
@@ -33,7 +31,7 @@ def available_bytes() -> int:
                 limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
                 if limit.isdigit() and used.isdigit():
                     found.append(int(limit) - int(used) + _reclaimable(group))
-    return min(found)
+    return min(found, default=1 << 62)
 
 
 def make_memory(size: int, wanted: int, spare: int) -> int:

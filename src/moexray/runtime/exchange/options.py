@@ -1,0 +1,86 @@
+"""The settings of an exchange, and what it counts."""
+
+from __future__ import annotations
+
+import mmap
+from dataclasses import dataclass
+
+from moexray.core.errors import UsageError
+
+__all__ = ["NAME", "RUNGS", "Counters", "Fallback", "Options"]
+
+RUNGS = ("device", "gloo", "shm", "ring")
+# Its name for the kill switch (guard.py).
+NAME = "exchange"
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """Must be equal on all ranks, except `folder` and `spare_bytes`.
+
+    Attributes:
+        rungs: What to try, in this order; the ranks agree on the first that all of them can.
+        timeout_s: A rank that is waited for and silent for so long counts as stuck, in s.
+        ring_bytes: Size of the ring of each ordered pair of ranks on rung "shm".
+        file_ring_bytes: The same on rung "ring": smaller, as memory is short then.
+        spare_bytes: Rung "shm" is refused if less memory would stay available.
+        folder: Where rung "ring" makes its unnamed file; None: the temporary folder.
+        checksums: Also checks a CRC-32 of every chunk (costs about as much as the copies).
+        max_bytes: A rank that is about to receive more fails instead of allocating it.
+    """
+
+    rungs: tuple[str, ...] = ("shm", "ring")
+    timeout_s: float = 60.0
+    ring_bytes: int = 1 << 20
+    file_ring_bytes: int = 1 << 18
+    spare_bytes: int = 256 << 20
+    folder: str | None = None
+    checksums: bool = False
+    max_bytes: int = 8 << 30
+
+    def __post_init__(self) -> None:
+        """Raises UsageError for what cannot be."""
+        if not self.rungs or not set(self.rungs) <= set(RUNGS):
+            raise UsageError(f"rungs {self.rungs!r}", hint=f"choose from {', '.join(RUNGS)}")
+        for name in ("ring_bytes", "file_ring_bytes"):
+            size = getattr(self, name)
+            if size < mmap.PAGESIZE or size % mmap.PAGESIZE:
+                raise UsageError(f"{name} {size}", hint=f"use a multiple of the page size {mmap.PAGESIZE}")
+
+
+@dataclass(frozen=True, slots=True)
+class Fallback:
+    """One step down the ladder.
+
+    Attributes:
+        from_rung: The rung that failed.
+        to_rung: The rung all ranks agreed on.
+        sequence: The exchange that was repeated there; 0: while the group was opened.
+        reasons: Rank -> why it could not.
+    """
+
+    from_rung: str
+    to_rung: str
+    sequence: int
+    reasons: dict[int, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What happened so far.
+
+    Attributes:
+        exchanges: Exchanges that were completed.
+        sent_bytes: Bytes sent, those to itself included.
+        received_bytes: Bytes received, likewise.
+        waits: How often this rank slept until a peer said something.
+        wait_ns: How long in all, in ns.
+        fallbacks: Steps down the ladder, oldest first.
+    """
+
+    exchanges: int
+    sent_bytes: int
+    received_bytes: int
+    waits: int
+    wait_ns: int
+    fallbacks: tuple[Fallback, ...]
