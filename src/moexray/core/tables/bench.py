@@ -48,7 +48,8 @@ BENCH = Table(
 
 REQUESTS = Table(
     "requests",
-    "One row per request of a load test (arrays). Facts of the batch: statuses (counts of what is not ok).",
+    "One row per request of a load test (arrays). Facts of the batch: statuses (counts of what is not ok). "
+    "No rule reads it: what a request reports on average hides stalls, so it is kept apart from `gaps`.",
     (
         Column("arrival_s", "float", "s", "When it was sent, on the clock of the file; NaN if unknown."),
         Column("ttft_s", "float", "s", "Time to its first token."),
@@ -78,7 +79,7 @@ STEPS = Table(
         Column("dur_s", "float", "s", "Duration of the step; NaN if unknown."),
         Column("prefill_tokens", "float", "tokens", "Prefill tokens of all ranks; NaN if not logged."),
         Column("prefill_ranks", "float", "", "Ranks that had any; NaN if not logged."),
-        Column("seq_len", "float", "tokens", "Sequence length; NaN if not logged."),
+        Column("seq_len", "float", "tokens", "Sequence length; NaN if not logged. No rule reads it."),
         Column("batch", "float", "", "Requests in the step; NaN if not logged."),
     ),
 )

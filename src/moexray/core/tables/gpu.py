@@ -76,7 +76,8 @@ GPU_EVENT = Table(
 
 GPU_LINK = Table(
     "gpu_link",
-    "Topology of a node (nvidia-smi topo -m).",
+    "Topology of a node (nvidia-smi topo -m). No rule reads it: `moexray inspect --save` keeps it, to "
+    "hold against a slow link.",
     (
         Column("a", "str", "", "One end, e.g. GPU0."),
         Column("b", "str", "", "Other end, e.g. GPU1, NIC0."),
@@ -97,7 +98,8 @@ MEMINFO = Table(
 
 SANITIZER = Table(
     "sanitizer",
-    "Records of compute-sanitizer or cuda-memcheck.",
+    "Records of compute-sanitizer or cuda-memcheck. No rule reads it: `moexray inspect --save` "
+    "keeps it, and a record states its fault itself.",
     (
         Column("tool", "str", "", "memcheck, racecheck, initcheck, synccheck; null if unknown."),
         Column("what", "str", "", "First line of the record, e.g. Invalid __global__ read of size 4 bytes."),
