@@ -54,7 +54,9 @@ class Trace:
         return path
 
 
-def pair_of_ranks(steps=12, late_us=0.0, gap=(), slow=(), record=None, shift_us=0.0, ranks=2, late_rank=1):
+def pair_of_ranks(
+    steps=12, late_us=0.0, gap=(), slow=(), record=None, shift_us=0.0, ranks=2, late_rank=1, large=()
+):
     """Ranks that compute for 10 ms and then meet in a collective of 2 ms, step after step.
 
     Args:
@@ -66,19 +68,21 @@ def pair_of_ranks(steps=12, late_us=0.0, gap=(), slow=(), record=None, shift_us=
         shift_us: Clock of rank 1 against rank 0.
         ranks: Number of ranks.
         late_rank: Which one is late.
+        large: Steps in which every rank computes for 20 ms more.
     """
     traces = [Trace(r, ranks, shift_us if r == 1 else 0.0) for r in range(ranks)]
     now = 0.0
     for step in range(steps):
         pause = 100_000.0 if step in gap else 0.0
         transfer = 6_000.0 if step in slow else 2_000.0
-        arrive = now + 100 + 10_000 + late_us + pause
+        batch = 30_000.0 if step in large else 10_000.0
+        arrive = now + 100 + batch + late_us + pause
         end = arrive + transfer
         for rank, trace in enumerate(traces):
             late = rank == late_rank
-            work = 10_000 + (late_us if late else 0)
+            work = batch + (late_us if late else 0)
             start = now + 100 + (pause if late else 0)
-            mine = arrive if late or not (late_us or pause) else now + 100 + 10_000
+            mine = arrive if late or not (late_us or pause) else now + 100 + batch
             trace.step(step, now, end + 50 - now)
             trace.kernel(start, work)
             trace.collective(step, mine, end - mine)

@@ -71,3 +71,21 @@ def test_times_by_hand_and_their_interval():
     assert found.mean_s == pytest.approx(0.011)
     assert found.low_s <= found.p99_s <= found.high_s
     assert times(np.full(50, 7e6)).high_s == pytest.approx(0.007)
+
+
+def test_a_larger_batch_is_no_stall():
+    seen = work(large=(12,))
+    assert not seen.stalled.any()
+    assert seen.paces(seen.of(KINDS, None), even=True).max() == pytest.approx(32.25e6, rel=0.01)
+    stalled = work(large=(12,), gap=(5, 12), record=("cuda_runtime", "cudaFree"))
+    assert stalled.paces(stalled.of(("memory",), 1)) == pytest.approx(seen.paces(), rel=1e-3)
+
+
+@pytest.mark.parametrize("missed", [1, 3])
+def test_ranks_whose_profilers_start_apart_share_their_steps(missed):
+    ranks = pair_of_ranks(steps=24, gap=(9,), record=("cuda_runtime", "cudaFree"))
+    ranks[0].events = [e for e in ranks[0].events if e["ts"] >= missed * 12_250 - 50]
+    sources = [Source(f"{t.rank}.json", content=t.text().encode()) for t in ranks]
+    matched = match(profiles(read_sources(sources)))
+    assert sorted(set(matched.step.tolist())) == list(range(matched.step.min(), matched.step.min() + 24 - missed))
+    assert matched.labels(matched.step) == list(range(missed, 24))

@@ -82,3 +82,28 @@ def test_memory_that_does_not_follow_them_is_not():
     said = say(**skewed(tokens_follow=False))
     stall = next(f for f in said.findings if f.id == "mem.alloc_stall")
     assert "ep.skew" not in stall.implied_by
+
+
+def test_a_rank_whose_trace_is_not_there_gets_no_figure():
+    files = traces(late_us=4000.0, ranks=3)
+    counts = io.BytesIO()
+    np.savez(counts, logical_count=np.tile([300, 900, 300], (40, 1, 1)), ep_size=3, steps=np.arange(40))
+    del files["rank1.json"]
+    said = say(**files, counts=counts.getvalue())
+    assert numbers(next(f for f in said.findings if f.id == "ep.skew")) is None
+
+
+def test_a_late_rank_that_computes_longer_has_its_price_without_counts_too():
+    found = numbers(next(f for f in say(**traces(late_us=4000.0)).findings if f.id == "comm.straggler_wait"))
+    assert found["p50_without_s"] == pytest.approx(0.01425, rel=0.01)  # half of the 4 ms go to the other rank
+
+
+def test_a_slow_transfer_takes_the_rank_of_the_link_that_is_slow():
+    log = "\n".join(
+        f"h{r}:1:1 [0] NCCL INFO ncclCommInitRank comm 0x{r} rank {r} nranks 2 cudaDev 0 nvmlDev 0 busId 1 commId 0x9 - Init COMPLETE\n"
+        f"h{r}:1:1 [0] NCCL INFO Channel 00/0 : {r}[0] -> {1 - r}[0] [send] via {'NET/Socket/0' if r else 'NET/IB/0'}"
+        for r in range(2)
+    )
+    slow = [f for f in say(**traces(slow=range(20, 32)), log=log).findings if f.id == "comm.slow_transfer"]
+    assert [(f.severity, f.subject.rank) for f in slow] == [("warn", 1)]
+    assert any("NET/Socket" in e.text for e in slow[0].evidence)

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 __all__ = ["make"]
 
-LAUNCH = "vllm serve MODEL --data-parallel-size {ranks} --enable-expert-parallel --gpu-memory-utilization 0.9\n"
+LAUNCH = (
+    "vllm serve MODEL --data-parallel-size {ranks} --enable-expert-parallel --gpu-memory-utilization 0.9\n"
+)
 
 
 def make(plan: Plan, folder: Path) -> dict[str, Any]:

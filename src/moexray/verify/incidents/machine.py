@@ -21,11 +21,13 @@ LAUNCH = 4.0  # us of a launch call
 OPERATOR = 7.0  # us of an operator around it
 LATENCY = 5.0  # us from the end of a launch call to the start of its kernel on an idle device
 GRAPH_GAP = 1.0  # us between kernels of a graph
+COMPILING = "triton/compiler/compiler.py(245): compile"
+MAKING = "triton/backends/nvidia/compiler.py(410): make_cubin"
 TAIL = 30.0  # us of sampling and copying the tokens at the end of a step
 
 
 class Event(NamedTuple):
-    """One slice: lane "host", "thread", "compute", "side" or "comm"; us of true time; args go into the trace."""
+    """One slice on a lane: "host", "thread", "compute", "side" or "comm"; true time in us."""
 
     cat: str
     name: str
@@ -106,7 +108,7 @@ class Story:
 class _Rank:
     """Clocks of one rank, and its slices if they are wanted."""
 
-    def __init__(self, keep: bool) -> None:
+    def __init__(self, *, keep: bool) -> None:
         self.host = self.device = self.comm_free = 0.0
         self.keep, self.events, self.calls = keep, [], 0
         self.graph: int | None = None
@@ -146,7 +148,7 @@ def run(plan: Plan, noise: Noise, *, keep: bool = False) -> Story:
         noise: Of the plan that was drawn, whatever causes are left.
         keep: Note the slices.
     """
-    ranks = [_Rank(keep) for _ in range(plan.ranks)]
+    ranks = [_Rank(keep=keep) for _ in range(plan.ranks)]
     story = Story([r.events for r in ranks], load=_load(plan, noise))
     for step in range(plan.steps):
         story.begin.append(min(r.host for r in ranks))
@@ -193,13 +195,17 @@ def _layer(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int
         if not plan.graphs:
             _pause(plan, noise, story, r, (at, step, layer))
         work = noise.work[step, layer, at]
-        r.kernel("engine::attention", "flash::decode_attention_kernel<bf16>", noise.attention * batch * work[0])
+        r.kernel(
+            "engine::attention", "flash::decode_attention_kernel<bf16>", noise.attention * batch * work[0]
+        )
         r.kernel("engine::topk", "engine::moe::topk_softmax_kernel", 6.0 * work[1])
     sent = float(load.max()) * batch
     _exchange(plan, noise, ranks, (step, layer, 0), sent)
     for at, r in enumerate(ranks):
         work = float(noise.work[step, layer, at, 2])
-        r.kernel("engine::experts", "engine::grouped_gemm_kernel<fp8>", 20 + noise.gemm * batch * load[at] * work)
+        r.kernel(
+            "engine::experts", "engine::grouped_gemm_kernel<fp8>", 20 + noise.gemm * batch * load[at] * work
+        )
     _exchange(plan, noise, ranks, (step, layer, 1), sent)
 
 
@@ -232,11 +238,21 @@ def _exchange(plan: Plan, noise: Noise, ranks: list[_Rank], at: tuple[int, int, 
                 "Process Group Description": "ep", "Process Group Ranks": str(list(range(plan.ranks))),
             }  # fmt: skip
         late = 0.3 * at_rank  # ends differ by less than a microsecond or two
-        r.add("kernel", NAMES[plan.library][way], "comm", start, end + late - start, correlation=correlation, **more)
+        r.add(
+            "kernel",
+            NAMES[plan.library][way],
+            "comm",
+            start,
+            end + late - start,
+            correlation=correlation,
+            **more,
+        )
         r.comm_free = end + late
         if plan.overlap and way == 0:  # shared experts need no tokens of others
             beside = 0.6 * noise.moved * float(noise.batch[step])
-            r.add("kernel", "engine::shared_expert_kernel", "side", start + 3.0, beside, correlation=correlation)
+            r.add(
+                "kernel", "engine::shared_expert_kernel", "side", start + 3.0, beside, correlation=correlation
+            )
             late += max(start + 3.0 + beside - r.comm_free, 0.0)
         r.device = max(r.device, end + late)
 
@@ -259,8 +275,14 @@ def _pause(plan: Plan, noise: Noise, story: Story, r: _Rank, at: tuple[int, int,
         else:
             r.host += length
             if c.kind == "jit":
-                r.add("python_function", "triton/compiler/compiler.py(245): compile", "host", start + 40, length - 80)
-                r.add("python_function", "triton/backends/nvidia/compiler.py(410): make_cubin", "host", start + 90,
+                r.add(
+                    "python_function",
+                    COMPILING,
+                    "host",
+                    start + 40,
+                    length - 80,
+                )
+                r.add("python_function", MAKING, "host", start + 90,
                       0.6 * length)  # fmt: skip
             if c.kind == "gc":
                 r.add("python_function", "Python GC", "host", start + 30, length - 60)

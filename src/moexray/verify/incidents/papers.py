@@ -33,12 +33,15 @@ def server_log(plan: Plan, story: Story) -> str:
         log.add(-80_000.0, 0, "ERROR", "Engine core died, shutting down.")
     log.add(-70_000.0, 0, "INFO", "Initializing a V1 LLM engine (v0.11.0) with config: model='MODEL'")
     for r in range(plan.ranks):
-        text = f"rank {r} in world size {plan.ranks} is assigned as DP rank {r}, PP rank 0, TP rank 0, EP rank {r}"
+        place = f"DP rank {r}, PP rank 0, TP rank 0, EP rank {r}"
+        text = f"rank {r} in world size {plan.ranks} is assigned as {place}"
         log.add(-60_000.0 + r, r, "INFO", text)
         if "jit_before_ready" in plan.decoys:
-            log.add(-20_000.0 + r, r, "INFO", "Triton kernel JIT compilation during warm-up: _moe_kernel (M=64)")
+            log.add(
+                -20_000.0 + r, r, "INFO", "Triton kernel JIT compilation during warm-up: _moe_kernel (M=64)"
+            )
     if "quoted_watchdog" in plan.decoys:
-        log.add(-9_000.0, 0, "INFO", "TORCH_NCCL_DUMP_ON_TIMEOUT is set: if you ever see 'Watchdog caught collective "
+        log.add(-9_000.0, 0, "INFO", "TORCH_NCCL_DUMP_ON_TIMEOUT is set: on 'Watchdog caught collective "
                 "operation timeout', look for the dumps of all ranks first.")  # fmt: skip
     if "gc_elsewhere" in plan.decoys:
         other = next((r for r in range(plan.ranks) if r not in plan.guilty), None)
@@ -46,8 +49,14 @@ def server_log(plan: Plan, story: Story) -> str:
             log.pause("gc", other, story.end[plan.steps // 2] / 1e3, 90.0, 0)
     log.add(-2_000.0, 0, "INFO", "Application startup complete.")
     for step in range(0, plan.steps, 10):
-        text = "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 61241.0 tokens/s, Running: 64 reqs"
-        log.add(story.end[step] / 1e3, 0, "INFO", f"Engine 000: {text}, Waiting: 0 reqs, GPU KV cache usage: 43.1%")
+        text = "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 61241.0 tokens/s"
+        text += ", Running: 64 reqs"
+        log.add(
+            story.end[step] / 1e3,
+            0,
+            "INFO",
+            f"Engine 000: {text}, Waiting: 0 reqs, GPU KV cache usage: 43.1%",
+        )
     if "lines" not in plan.withheld:
         for cause, step, start, length in story.pauses:
             log.pause(cause.kind, cause.rank, (start + length) / 1e3, length / 1e3, step)
@@ -71,7 +80,8 @@ class _Log:
         """A line of a worker."""
         when, part = self._moment(rank, at)
         if self.plan.notes == "sglang":
-            stamp = f"[{time.strftime('%Y-%m-%d %H:%M:%S', when)}.{int(part * 1000):03d} DP{rank} TP{rank} EP{rank}]"
+            stamp = f"{time.strftime('%Y-%m-%d %H:%M:%S', when)}.{int(part * 1000):03d}"
+            stamp = f"[{stamp} DP{rank} TP{rank} EP{rank}]"
             line = f"{stamp} {text}" if level == "INFO" else f"{stamp} {level} {text}"
         else:
             stamp = f"{time.strftime('%m-%d %H:%M:%S', when)}.{int(part * 1000):03d}"
@@ -87,7 +97,8 @@ class _Log:
     def pause(self, kind: str, rank: int, at: float, length: float, step: int) -> None:
         """What a pause that ends at `at` leaves in the log."""
         if kind == "gc":
-            text = f"LONG GARBAGE COLLECTION DETECTED | Generation 2 | Duration: {length / 1e3:.4f}s | # Objects: 4108253"
+            took = f"Duration: {length / 1e3:.4f}s | # Objects: 4108253"
+            text = f"LONG GARBAGE COLLECTION DETECTED | Generation 2 | {took}"
             self.add(at, rank, "WARNING", text)
         if kind == "jit":
             text = f"Triton kernel JIT compilation during inference: _moe_kernel (M={64 + step})"
@@ -95,8 +106,8 @@ class _Log:
         if kind == "alloc":
             size = (900 + 8 * step) * MIB
             text = (
-                "CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 0 while trying to "
-                f"allocate {size} bytes (free: {512 * MIB}, total: {TOTAL})."
+                "CUDACachingAllocator.cpp:3933] memory allocation failed with OOM on device 0 while trying "
+                f"to allocate {size} bytes (free: {512 * MIB}, total: {TOTAL})."
             )
             self.torch(at - length, rank, "W", text)
 
@@ -112,19 +123,23 @@ class _Log:
 
     def watchdog(self, at: float, rank: int, seq: int, ranks: int) -> None:
         """The two lines of a rank that gives up."""
-        work = f"WorkNCCL(SeqNum={seq}, OpType=ALLTOALL_BASE, NumelIn={ranks}, NumelOut={ranks}, Timeout(ms)=600000)"
-        self.torch(at, rank, "E", f"ProcessGroupNCCL.cpp:685] [Rank {rank}] Watchdog caught collective operation "
-                   f"timeout: {work} ran for {600_000 + 7 * rank} milliseconds before timing out.")  # fmt: skip
-        self.torch(at + 1, rank, "E", f"ProcessGroupNCCL.cpp:2252] [PG ID 3 PG GUID 21(ep) Rank {rank}] failure "
-                   f"detected by watchdog at work sequence id: {seq} PG status: last enqueued work: {seq}, last "
-                   f"completed work: {seq - 1}")  # fmt: skip
+        sizes = f"NumelIn={ranks}, NumelOut={ranks}, Timeout(ms)=600000"
+        work = f"WorkNCCL(SeqNum={seq}, OpType=ALLTOALL_BASE, {sizes})"
+        caught = f"[Rank {rank}] Watchdog caught collective operation timeout: {work}"
+        ran = f"ran for {600_000 + 7 * rank} milliseconds before timing out."
+        self.torch(at, rank, "E", f"ProcessGroupNCCL.cpp:685] {caught} {ran}")
+        group = f"[PG ID 3 PG GUID 21(ep) Rank {rank}] failure detected by watchdog"
+        status = f"last enqueued work: {seq}, last completed work: {seq - 1}"
+        text = f"{group} at work sequence id: {seq} PG status: {status}"
+        self.torch(at + 1, rank, "E", f"ProcessGroupNCCL.cpp:2252] {text}")
 
 
 def latency(plan: Plan, story: Story) -> str:
     """Inter-token latency per step, CSV; Unix time."""
     base = BASE_NS / 1e9 + START_US / 1e6
     rows = [
-        f"{base + story.end[i] / 1e6:.4f},{(story.end[i] - story.end[i - 1]) / 1e3:.3f}" for i in range(1, plan.steps)
+        f"{base + story.end[i] / 1e6:.4f},{(story.end[i] - story.end[i - 1]) / 1e3:.3f}"
+        for i in range(1, plan.steps)
     ]
     return "unix_time_s,itl_ms\n" + "\n".join(rows) + "\n"
 
@@ -199,10 +214,13 @@ def nccl_log(plan: Plan) -> str:
     for rank in range(plan.ranks):
         who = f"node{rank}:{2200 + rank}:{2290 + rank} [0] NCCL INFO"
         comm = f"comm 0x55d0c00{rank}0000 rank {rank} nranks {plan.ranks}"
-        lines.append(f"{who} ncclCommInitRank {comm} cudaDev 0 nvmlDev 0 busId 18000 commId 0x5d9cf78374ef3dbb - Init COMPLETE")
+        lines.append(
+            f"{who} ncclCommInitRank {comm} cudaDev 0 nvmlDev 0 busId 18000 commId 0x5d9cf78374ef3dbb "
+            "- Init COMPLETE"
+        )
         via = "NET/Socket/0" if rank in slow else "NET/IB/0/GDRDMA"
-        for channel in range(2):
-            lines.append(f"{who} Channel {channel:02d}/0 : {rank}[0] -> {(rank + 1) % plan.ranks}[0] [send] via {via}")
+        to = (rank + 1) % plan.ranks
+        lines += [f"{who} Channel {n:02d}/0 : {rank}[0] -> {to}[0] [send] via {via}" for n in range(2)]
     return "\n".join(lines) + "\n"
 
 
@@ -215,7 +233,10 @@ def dumps(plan: Plan, story: Story) -> dict[str, bytes]:
             if cause.kind != "hang" or (rank == cause.rank and cause.layer == 0):
                 continue
             last = STUCK_AT - 3 if rank == cause.rank else STUCK_AT
-            entries = [_entry(plan, seq, last, start + int(story.end[-1] * 1000)) for seq in range(last - 8, last + 1)]
+            entries = [
+                _entry(plan, seq, last, start + int(story.end[-1] * 1000))
+                for seq in range(last - 8, last + 1)
+            ]
             status = {"last_enqueued_collective": last, "last_started_collective": last,
                       "last_completed_collective": last - 1}  # fmt: skip
             config = {"name": "3", "desc": "ep", "ranks": str(list(range(plan.ranks)))}

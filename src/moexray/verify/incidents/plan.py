@@ -1,4 +1,4 @@
-"""What an incident is: ranks, steps, planted causes, noise and which evidence is kept back; drawn from a seed.
+"""What an incident is: ranks, steps, planted causes, and which evidence is kept back; drawn from a seed.
 
 Glossary: *lasting* causes (skew, drift, slow link) work in all steps from an onset; the others hit single
 steps of one rank. Times in microseconds unless a name says otherwise.
@@ -136,6 +136,7 @@ def draw(seed: int, kind: str | None = None) -> Plan:
     withheld = hold[int(rng.integers(len(hold)))].split() if rng.random() < 0.4 else []
     if kind not in ("skew", "drift", "two", "alloc"):
         withheld += [w for w in SPARE if rng.random() < 0.2]
+    decoys = rng.choice(DECOYS, int(rng.integers(0, 3) + 2 * (kind == "healthy")), replace=False)
     ragged = rng.random() < 0.25 and not whole_us
     return Plan(
         seed, kind, ranks, steps, layers, 8 * ranks, causes, graphs,
@@ -145,7 +146,7 @@ def draw(seed: int, kind: str | None = None) -> Plan:
         _whole(np.sort(rng.choice(np.arange(2, steps), many, replace=False))),
         tuple(int(n) if ragged else 0 for n in rng.integers(0, 4, ranks)), bool(rng.random() < 0.3),
         frozenset(withheld),
-        tuple(str(d) for d in rng.choice(DECOYS, int(rng.integers(0, 3) + 2 * (kind == "healthy")), replace=False)),
+        tuple(str(d) for d in decoys),
     )  # fmt: skip
 
 

@@ -71,7 +71,9 @@ def _decoys(plan: Plan, story: Story, rank: int) -> list[Event]:
     found = []
     if "startup_malloc" in plan.decoys:
         found += [
-            Event("cuda_runtime", "cudaMalloc", "host", story.begin[0] - 1000.0 * (STARTUP - i) - 900, 800.0, {})
+            Event(
+                "cuda_runtime", "cudaMalloc", "host", story.begin[0] - 1000.0 * (STARTUP - i) - 900, 800.0, {}
+            )
             for i in range(STARTUP)
         ]
     if "tiny_frees" in plan.decoys:
@@ -82,5 +84,7 @@ def _decoys(plan: Plan, story: Story, rank: int) -> list[Event]:
         name, at = "triton/compiler/compiler.py(245): compile", story.begin[plan.steps // 4]
         found.append(Event("python_function", name, "thread", at, 41_000.0, {}))
     if "innocent_gc" in plan.decoys:
-        found.append(Event("python_function", "Python GC", "host", story.end[plan.steps // 2] - 600.0, 80.0, {}))
+        found.append(
+            Event("python_function", "Python GC", "host", story.end[plan.steps // 2] - 600.0, 80.0, {})
+        )
     return found if rank == plan.seed % plan.ranks else []
