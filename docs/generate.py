@@ -13,6 +13,7 @@ from click.testing import CliRunner
 
 from moexray.core.tables import TABLES
 from moexray.core.verdicts import VERDICTS
+from moexray.faces.cli.explain import calls
 from moexray.faces.cli.main import COMMANDS, main
 
 NOTE = "<!-- made by docs/generate.py; edit the code instead -->\n"
@@ -22,6 +23,8 @@ READING = """\
 - **refuted**: what speaks against it; then it is not said, or told as ruled out.
 - **do**: what to change. The diagnosis gives the setting and how to undo it.
 - **needs**: the artefact that decides; [capture.md](capture.md) says how to take it.
+- **call**: a remedy inside the engine's process, where there is one: what must hold **first**, what to
+  **mind**, how to **verify** that it helped, how to **undo** it.
 
 Families:
 """
@@ -53,7 +56,9 @@ def verdicts() -> str:
     for v in VERDICTS:
         out += [f"## {v.id}\n", f"{_cell(v.means)}\n", f"- **decided**: {_cell(v.decided)}"]
         out += [f"- **refuted**: {_cell(v.refuted)}", *(f"- **do**: {_cell(d)}" for d in v.do)]
-        out += [f"- **needs**: {_cell('; '.join(v.needs))}", ""]
+        out += [f"- **needs**: {_cell('; '.join(v.needs))}"]
+        out += [f"- **{title}**: {_cell(text)}" for title, text in calls(v)]
+        out.append("")
     return "\n".join(out)
 
 

@@ -46,12 +46,25 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One change: what to set or call, how to take it back, what to mind. Made by core.remedies."""
+    """One change, how to take it back, what to mind. Made by core.remedies.
+
+    Args:
+        id: Of the catalogue.
+        action: What to change.
+        undo: How to take it back.
+        caveats: What to mind.
+        call: The call into `runtime` that does it inside the engine's process; empty where there is none.
+        needs: What must hold before that call.
+        verify: How to see whether it helped.
+    """
 
     id: str
     action: str
     undo: str
     caveats: str = ""
+    call: str = ""
+    needs: str = ""
+    verify: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,8 +24,13 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "router-policy",
         "Last resort: a capacity limit with reroute or a selection bias in the router.",
-        "Switch the policy off.",
+        "Switch the policy off: detach() of the handle, or MOEXRAY_OFF=router.",
         "It changes outputs: measure the change first. Temperature or a tiny salt do not change the load.",
+        call='moexray.runtime.router.attach(model, "bias:rate=0.02")',
+        needs="A transformers model in this process, of a release and router family that were tested: the "
+        "handle's reason says if not. On a GPU capacity:mode=reroute is refused, it serves on the host.",
+        verify="First on recorded scores: moexray whatif router --policy bias:rate=0.02. Then effects() of "
+        "the handle (flips), and balancedness over windows with the policy and with plain in turn.",
     ),
     Remedy(
         "rebalance-now",

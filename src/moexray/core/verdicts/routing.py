@@ -27,6 +27,7 @@ VERDICTS: tuple[Verdict, ...] = (
         "Too few tokens; only a logged balancedness; uneven requests with even expert counts.",
         ("Re-place the experts on the same slots.", "Add redundant experts.", "Change the router last."),
         (_COUNTS, "EP size", "placement"),
+        ("router-policy",),
     ),
     Verdict(
         "ep.metric_wrong_axis",
@@ -62,6 +63,7 @@ VERDICTS: tuple[Verdict, ...] = (
         "Other ranks fail, too; the excess does not cover what was missing.",
         ("Limit the tokens of a step.", "Balance the experts."),
         ("out-of-memory record with its rank", _COUNTS, "bytes of activation per token"),
+        ("router-policy",),
     ),
     Verdict(
         "num.router_ties",

@@ -18,6 +18,7 @@ class Verdict:
         refuted: What would refute it, or what it must not be confused with.
         do: What to do, best first.
         needs: Artefacts from which it can be decided.
+        remedies: Ids of the catalogue that are calls into `runtime`.
     """
 
     id: str
@@ -26,3 +27,4 @@ class Verdict:
     refuted: str
     do: tuple[str, ...]
     needs: tuple[str, ...]
+    remedies: tuple[str, ...] = ()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
+from moexray.core.remedies import remedy
 from moexray.core.verdicts import VERDICTS, Verdict
 
 if TYPE_CHECKING:
@@ -51,6 +52,15 @@ def _list(verdicts: Sequence[Verdict]) -> None:
         click.echo(f"{v.id.ljust(width)}  {textwrap.shorten(v.means, WIDTH - 10, placeholder=' ...')}")
 
 
+def calls(v: Verdict) -> list[tuple[str, str]]:
+    """(title, text) of the remedies that are a call inside the engine's process."""
+    out = []
+    for entry in map(remedy, v.remedies):
+        out += [("call", entry.call), ("first", entry.needs), ("mind", entry.caveats)]
+        out += [("verify", entry.verify), ("undo", entry.undo)]
+    return out
+
+
 def render(v: Verdict) -> str:
     """One verdict as text."""
     parts = [v.id]
@@ -60,6 +70,7 @@ def render(v: Verdict) -> str:
         ("refuted", v.refuted),
         *(("do", d) for d in v.do),
         ("needs", "; ".join(v.needs)),
+        *calls(v),
     ):
         label = f"  {title + ':':<9}"
         parts += textwrap.wrap(

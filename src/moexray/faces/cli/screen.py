@@ -113,6 +113,8 @@ def _finding(f: Mapping[str, Any], title: str, *, first: bool, whole: bool) -> l
         out += _wrap(r["action"], "  do: ")
         if r["caveats"]:
             out += _wrap(r["caveats"], "      mind: ")
+        if r.get("call"):
+            out += _wrap(r["call"], "      call: ")
         if whole and r["undo"]:
             out += _wrap(r["undo"], "      undo: ")
     shown = f["evidence"] if whole else f["evidence"][: SHOWN_EVIDENCE if verdict else 1]
