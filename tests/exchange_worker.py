@@ -22,7 +22,7 @@ _STEPS = (
     (ring.Ring, ("put", "take", "pad_reader", "pad_writer")),
     (segments, ("make_memory", "make_file", "map_reading", "map_writing")),
     (rendezvous, ("_listen",)),
-    (rendezvous._Meeting, ("connect", "accept", "read")),
+    (rendezvous._Meeting, ("connect", "listen", "_accept", "_hear_one")),
     (host.HostRung, ("exchange", "close")),
 )
 _state = {"step": 0, "at": None, "signal": None}

@@ -24,7 +24,7 @@ from moexray.runtime.exchange.wire import MAX_PACKET_BYTES, Kind, Message, pack,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Ballots", "Link", "Mesh"]
+__all__ = ["Ballots", "Link", "Mesh", "aborted"]
 
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "hangs in the kernel (state D)"}
 # How long a socket that ended may wait for its process to end, to tell "died" from "closed".
@@ -230,7 +230,7 @@ class Mesh:
         if message.kind != Kind.VOTE:
             link.sequence = max(link.sequence, message.sequence)
         if message.kind == Kind.ABORT:
-            raise self._aborted(link, message.text)
+            raise aborted(link, message.text, self.where())
         if message.kind == Kind.BYE:
             raise self.blame(link, f"{link} closed the group after exchange {link.sequence}")
         return None if message.kind == Kind.ALIVE else message
@@ -328,14 +328,6 @@ class Mesh:
             return self.blame(link, what, "look for the OOM killer and crashes in dmesg and in its log")
         return self.blame(link, f"{link} left without a word; last message in exchange {link.sequence}")
 
-    def _aborted(self, link: Link, text: bytes) -> ExchangeError:
-        try:
-            fields = json.loads(text)
-            what, ranks = str(fields["what"]), tuple(int(rank) for rank in fields["ranks"])
-        except (ValueError, TypeError, KeyError, RecursionError):
-            what, ranks = "for no reason that can be read", (link.rank,)
-        return ExchangeError(f"{link} gave up: {what}", where=self.where(), ranks=ranks or (link.rank,))
-
     # ------------------------------------------------------------------ inside
 
     def _packet(self, link: Link, fds: list[int] | None) -> memoryview | None:
@@ -364,6 +356,16 @@ class Mesh:
             self._spoke_s = now
             for link in self.links:
                 self.tell(link, Message(Kind.ALIVE, self.sequence))
+
+
+def aborted(link: Link, text: bytes, where: str) -> ExchangeError:
+    """What a peer said when it gave up: who is at fault."""
+    try:
+        fields = json.loads(text)
+        what, ranks = str(fields["what"]), tuple(int(rank) for rank in fields["ranks"])
+    except (ValueError, TypeError, KeyError, RecursionError):
+        what, ranks = "for no reason that can be read", ()
+    return ExchangeError(f"{link} gave up: {what}", where=where, ranks=ranks or (link.rank,))
 
 
 def _descriptors(extra: list[tuple[int, int, bytes]]) -> list[int]:

@@ -21,7 +21,9 @@ class Options:
     Attributes:
         rungs: What to try, in this order; the ranks agree on the first that all of them can.
         timeout_s: A rank that is waited for and silent for so long counts as stuck, in s.
-        ring_bytes: Size of the ring of each ordered pair of ranks on rung "shm".
+        ring_bytes: Size of the ring of each ordered pair of ranks on rung "shm"; all ranks together
+            take world * (world - 1) of them. Smaller ones wait more often: 16 MiB to a peer through
+            1 MiB took 28 waits, through 4 MiB 6 (benchmarks/exchange.py).
         file_ring_bytes: The same on rung "ring": smaller, as memory is short then.
         spare_bytes: Rung "shm" is refused if less memory would stay available.
         folder: Where rung "ring" makes its unnamed file; None: the temporary folder.
@@ -31,7 +33,7 @@ class Options:
 
     rungs: tuple[str, ...] = ("shm", "ring")
     timeout_s: float = 60.0
-    ring_bytes: int = 1 << 20
+    ring_bytes: int = 1 << 22
     file_ring_bytes: int = 1 << 18
     spare_bytes: int = 256 << 20
     folder: str | None = None

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ExchangeError, UsageError
-from moexray.runtime.exchange.mesh import Link, Mesh
+from moexray.runtime.exchange.mesh import Link, Mesh, aborted
 from moexray.runtime.exchange.wire import (
     MAX_PACKET_BYTES,
     VERSION,
@@ -25,6 +25,7 @@ from moexray.runtime.exchange.wire import (
     Message,
     pack,
     pack_hello,
+    unpack,
     unpack_hello,
 )
 
@@ -57,24 +58,23 @@ def gather(group: str, rank: int, world: int, timeout_s: float, settings: Mappin
     """
     _check(group, rank, world, timeout_s)
     meeting = _Meeting(group, rank, world, timeout_s, settings)
-    try:
-        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        try:
             _listen(listener, group, rank, world)
             for lower in range(rank):
-                meeting.connect(lower)
-            while len(meeting.links) < world - 1:
-                meeting.accept(listener)
-            for link in list(meeting.links.values()):
-                meeting.compare(link, unpack_hello(meeting.read(link)))
-    except BaseException as why:
-        mesh = Mesh(group, rank, meeting.links.values(), timeout_s)
-        if isinstance(why, ExchangeError):
-            mesh.abort(why)
-        mesh.close()
-        if isinstance(why, OSError):
-            raise ExchangeError(f"cannot open group {group!r}: {why}", where=f"rank {rank}") from why
-        raise
-    return Mesh(group, rank, meeting.links.values(), timeout_s)
+                while not meeting.connect(lower):
+                    time.sleep(_RETRY_S)
+            while len(meeting.greeted) < world - 1:
+                meeting.listen(listener)
+        except BaseException as why:
+            if isinstance(why, ExchangeError):
+                meeting.let_in_the_rest(listener)
+                meeting.mesh().abort(why)
+            meeting.mesh().close()
+            if isinstance(why, OSError):
+                raise ExchangeError(f"cannot open group {group!r}: {why}", where=f"rank {rank}") from why
+            raise
+    return meeting.mesh()
 
 
 def _check(group: str, rank: int, world: int, timeout_s: float) -> None:
@@ -112,40 +112,62 @@ class _Meeting:
     ) -> None:
         self.rank, self.world, self.group = rank, world, group
         self.links: dict[int, Link] = {}
+        self.greeted: set[int] = set()
         self._fields = {"group": group, "rank": rank, "world": world, "settings": dict(settings)}
         self._hello = pack_hello(self._fields)
-        self._step_s = timeout_s / 4
+        self._timeout_s, self._step_s = timeout_s, timeout_s / 4
         self._until = time.monotonic() + timeout_s
         self._spoke_s = time.monotonic()
 
-    def connect(self, lower: int) -> None:
-        """Greets a lower rank, which may not be there yet."""
-        while True:
-            connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-            try:
-                connection.connect(_address(self.group, lower))
-                connection.send(self._hello)
-                self.links[lower] = Link(lower, _owner(connection)[0], connection)
-            except OSError as why:
-                connection.close()
-                if why.errno not in (errno.ECONNREFUSED, errno.EAGAIN, errno.EPIPE, errno.ECONNRESET):
-                    raise
-                if self._is_late():
-                    raise _missing(self.group, [lower]) from None
-                time.sleep(_RETRY_S)
-            else:
-                return
+    def connect(self, lower: int) -> bool:
+        """Greets a lower rank; False: it is not there yet.
 
-    def accept(self, listener: socket.socket) -> None:
-        """Lets one higher rank in; a stranger is sent away."""
-        if self._is_late():
-            missing = [rank for rank in range(self.rank + 1, self.world) if rank not in self.links]
-            raise _missing(self.group, missing)
-        listener.settimeout(self._step_s)
+        Raises:
+            ExchangeError: the time is over, or another rank left.
+        """
+        self._hear()
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
-            connection, _ = listener.accept()
-        except TimeoutError:
-            return
+            connection.connect(_address(self.group, lower))
+            connection.send(self._hello)
+        except OSError as why:
+            connection.close()
+            if why.errno not in (errno.ECONNREFUSED, errno.EAGAIN, errno.EPIPE, errno.ECONNRESET):
+                raise
+            if self._is_late():
+                raise _missing(self.group, [lower]) from None
+            return False
+        self.links[lower] = Link(lower, _owner(connection)[0], connection)
+        return True
+
+    def listen(self, listener: socket.socket) -> None:
+        """Waits until somebody says something: lets a higher rank in, or hears a greeting.
+
+        Raises:
+            ExchangeError: the time is over, a rank left, or it is not what it should be.
+        """
+        if self._is_late():
+            raise _missing(self.group, [r for r in range(self.world) if r not in {self.rank, *self.greeted}])
+        quiet = [link.socket for link in self.links.values() if link.rank not in self.greeted]
+        ready = select.select([listener, *quiet], [], [], self._step_s)[0]
+        if listener in ready:
+            self._accept(listener)
+        self._hear()
+
+    def let_in_the_rest(self, listener: socket.socket) -> None:
+        """Who waits at the door shall hear why this rank gives up."""
+        listener.settimeout(0)
+        with contextlib.suppress(OSError, ExchangeError):
+            while True:
+                self._accept(listener)
+
+    def mesh(self) -> Mesh:
+        """The ranks met so far."""
+        return Mesh(self.group, self.rank, self.links.values(), self._timeout_s)
+
+    def _accept(self, listener: socket.socket) -> None:
+        """Lets a higher rank in; a stranger is sent away."""
+        connection, _ = listener.accept()
         pid, uid = _owner(connection)
         fields = None
         if uid == os.getuid():
@@ -167,15 +189,30 @@ class _Meeting:
         finally:
             link.close()
 
-    def read(self, link: Link) -> bytes:
-        """The greeting of a peer; empty if it left or says nothing."""
-        while not select.select([link.socket], [], [], self._step_s)[0]:
-            if self._is_late():
-                return b""
+    def _hear(self) -> None:
+        """Takes in what was said so far, up to the first message that is for the mesh."""
+        for link in list(self.links.values()):
+            while self._hear_one(link):
+                pass
+
+    def _hear_one(self, link: Link) -> bool:
         try:
-            return link.socket.recv(MAX_PACKET_BYTES)
+            packet = link.socket.recv(MAX_PACKET_BYTES, socket.MSG_PEEK)
+        except BlockingIOError:
+            return False
         except ConnectionResetError:
-            return b""
+            return True  # said once; its last words come next
+        if (fields := unpack_hello(packet)) is None and packet:
+            message = unpack(packet)
+            if message.kind == Kind.ABORT:
+                raise aborted(link, message.text, f"opening group {self.group!r}, rank {self.rank}")
+            if message.kind != Kind.ALIVE:
+                return False
+        else:
+            self.compare(link, fields)
+            self.greeted.add(link.rank)
+        link.socket.recv(MAX_PACKET_BYTES)
+        return True
 
     def compare(self, link: Link, fields: dict[str, object] | None) -> None:
         """The peer must be what this rank takes it for.
