@@ -86,14 +86,12 @@ class Space(Policy):
         stop = offset + size
         if self.capacity is not None and stop > self.capacity:
             return False
-        around = next((s for s, n in self._free.items() if s <= offset < s + n), None)
-        if around is None:
-            if offset < self.end:
-                return False
+        if offset >= self.end:
             around = self._tail() if offset > self.end else offset
             free_to = offset
         else:
-            free_to = around + self._free[around]
+            around = next((s for s, n in self._free.items() if s <= offset < s + n), -1)
+            free_to = around + self._free.get(around, 0)
             if free_to < min(stop, self.end):
                 return False
         if around in self._free:

@@ -1,0 +1,306 @@
+"""An arena: blocks of any size in memory that is taken once, placed by a policy, moved as a last resort.
+
+Glossary: a *block* is a handle; its place may change. It is *pinned* inside `with block as view:` and does
+not move then; a view that is kept beyond the `with` may show other bytes after the next request. *Given*
+bytes are asked bytes plus rounding. *Compaction* slides blocks to lower addresses: the cheapest run of
+neighbours that opens a hole large enough, else all that are not pinned. It is done only where the request
+fits afterwards.
+
+A request that does not fit gets plain memory of its own (`spill`), counted; so does every request while
+the arena is switched off. Threads may share an arena; its lock is held while blocks move. A device's views
+must be used on one stream (untested on a GPU).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+from moexray.algorithms.policies import POLICIES, Buddy, Segregated
+from moexray.core.errors import UsageError
+from moexray.runtime.arena.memory import Memory
+from moexray.runtime.buffers import ALIGNMENT
+from moexray.runtime.guard import Guard
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from moexray.algorithms.policies import Policy
+
+__all__ = ["Arena", "ArenaFigures", "Block"]
+
+USABLE = ("tlsf", "first-fit", "next-fit", "best-fit", "worst-fit", "buddy", "segregated")
+
+
+@dataclass(frozen=True, slots=True)
+class ArenaFigures:
+    """What an arena did.
+
+    Args:
+        requests: Blocks asked for.
+        plain: Of them, those with memory of their own.
+        compactions: Times that blocks were moved.
+        moved_bytes: Bytes moved by them.
+        used_bytes: Given now.
+        peak_bytes: Most ever given.
+        high_water_bytes: End of the highest block since the last compaction.
+        free_bytes: Not given.
+        largest_free_bytes: Largest request that fits without a move.
+    """
+
+    requests: int
+    plain: int
+    compactions: int
+    moved_bytes: int
+    used_bytes: int
+    peak_bytes: int
+    high_water_bytes: int
+    free_bytes: int
+    largest_free_bytes: int
+
+
+class Block:
+    """A piece of an arena, or plain memory (`offset` None); `with block as view:` pins it.
+
+    Attributes:
+        size: Bytes asked for.
+        offset: Where it lies now, bytes from the start of the arena.
+        pins: How many `with` are open.
+    """
+
+    __slots__ = ("_memory", "_view", "arena", "offset", "pins", "size")
+
+    def __init__(self, arena: Arena, size: int, offset: int | None, memory: Memory) -> None:
+        self.arena, self.size, self.offset, self._memory = arena, size, offset, memory
+        self.pins = 0
+        self._view: Any = None
+
+    def __enter__(self) -> Any:
+        with self.arena.lock:
+            if self.size == 0:
+                raise UsageError("the block has been freed")
+            self.pins += 1
+            if self._view is None:
+                self._view = self._memory.view(self.offset or 0, self.size)
+            return self._view
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self.arena.lock:
+            self.pins -= 1
+
+    def moved(self, offset: int) -> None:
+        """Notes its new place."""
+        self.offset, self._view = offset, None
+
+    def end(self) -> None:
+        """Notes that it is freed."""
+        self.offset, self.size, self._view = None, 0, None
+
+
+class Arena:
+    """See the head of this file.
+
+    Args:
+        memory: Bytes to take, or the memory itself.
+        policy: Where blocks are placed: tlsf, first-fit, next-fit, best-fit, worst-fit, buddy, segregated.
+        alignment: Of each block, bytes, a power of two; also the step in which bytes are given.
+        compacting: Whether blocks may be moved.
+        spill: What does not fit gets plain memory; else `allocate` gives None.
+        name: For the kill switch.
+
+    Raises:
+        UsageError: unknown policy, an alignment that is no power of two or that the memory does not have.
+    """
+
+    def __init__(
+        self, memory: int | Memory, *, policy: str = "tlsf", alignment: int = ALIGNMENT,
+        compacting: bool = True, spill: bool = True, name: str = "arena",
+    ) -> None:  # fmt: skip
+        if policy not in USABLE:
+            raise UsageError(f"an arena cannot use {policy!r}", hint=f"one of {', '.join(USABLE)}")
+        self.memory = Memory.take(memory, alignment=alignment) if isinstance(memory, int) else memory
+        if self.memory.address % alignment:
+            raise UsageError(f"the memory does not lie at a multiple of {alignment} bytes")
+        self.alignment, self.compacting, self.spill = alignment, compacting, spill
+        self.capacity = self.memory.size // alignment * alignment
+        self.guard = Guard(name)
+        self.lock = threading.RLock()
+        self._policy: Policy = POLICIES[policy](self.capacity, alignment)
+        self._blocks: dict[int, Block] = {}  # offset -> block
+        self._requests = self._plain = self._compactions = self._moved = self._peak = 0
+
+    # ---- what a caller needs
+
+    def allocate(self, size: int) -> Block | None:
+        """A block; plain memory where it does not fit, or None without `spill`.
+
+        Raises:
+            UsageError: a size below 1.
+        """
+        if size < 1:
+            raise UsageError(f"a request of {size} bytes", hint="ask for at least 1 byte")
+        with self.lock:
+            self._requests += 1
+            block = self.guard.run(self._place, self._nothing, size)
+            if block is None and (self.spill or not self.guard.on):
+                self._plain += 1
+                block = Block(self, size, None, self.memory.alike(size, self.alignment))
+            return block
+
+    def free(self, block: Block) -> None:
+        """Takes a block back.
+
+        Raises:
+            UsageError: it is pinned, was freed before, or is of another arena.
+        """
+        with self.lock:
+            if block.arena is not self or block.size == 0:
+                raise UsageError("the block is not one of this arena", hint="was it freed twice?")
+            if block.pins:
+                raise UsageError("the block is pinned", hint="free it after its `with`")
+            if block.offset is not None:
+                del self._blocks[block.offset]
+                self._policy.free(block.offset)
+            block.end()
+
+    def compact(self) -> int:
+        """Slides all blocks that are not pinned to the lowest addresses; the bytes that were moved."""
+        with self.lock:
+            before = self._moved
+            rows = self._rows()
+            plan = self._slid(rows, 0, len(rows))
+            self._move(plan, self._rebuilt(plan))
+            return self._moved - before
+
+    def figures(self) -> ArenaFigures:
+        """The counters, taken together."""
+        with self.lock:
+            given = self._policy.given
+            return ArenaFigures(
+                self._requests, self._plain, self._compactions, self._moved, given, self._peak,
+                self._policy.high_water, self.capacity - given, self._policy.largest_free(),
+            )  # fmt: skip
+
+    # ---- placing
+
+    @staticmethod
+    def _nothing(size: int) -> Block | None:
+        del size
+        return None
+
+    def _place(self, size: int) -> Block | None:
+        offset = self._policy.allocate(size)
+        if offset is None and self.compacting and size <= self.capacity - self._policy.given:
+            offset = self._make_room(size)
+        if offset is None:
+            return None
+        block = self._blocks[offset] = Block(self, size, offset, self.memory)
+        self._peak = max(self._peak, self._policy.given)
+        return block
+
+    # ---- moving
+
+    def _make_room(self, size: int) -> int | None:
+        """Moves the cheapest run of blocks that lets the request fit, else all; where it then lies."""
+        rows = self._rows()
+        for first, stop in (self._cheapest(rows, size), (0, len(rows))):
+            plan = self._slid(rows, first, stop)
+            if plan:
+                policy = self._rebuilt(plan)
+                offset = self._fitted(policy, size, plan[-1])
+                if offset is not None:
+                    self._move(plan, policy)
+                    return offset
+        return None
+
+    def _fitted(self, policy: Policy, size: int, last: tuple[Block, int]) -> int | None:
+        """Places a request; behind the last block that moved where the policy passes that hole over."""
+        offset = policy.allocate(size)
+        if offset is not None or isinstance(policy, Buddy | Segregated):
+            return offset
+        block, to = last
+        hole = to + self._given(block)
+        try:
+            policy.claim(hole, -(-size // self.alignment) * self.alignment)
+        except UsageError:
+            return None
+        return hole
+
+    def _rows(self) -> list[Block]:
+        return sorted(self._blocks.values(), key=attrgetter("offset"))
+
+    def _given(self, block: Block) -> int:
+        return self._policy.used[_at(block)]
+
+    def _cheapest(self, rows: list[Block], size: int) -> tuple[int, int]:
+        """The run of rows with the fewest bytes whose gaps, the one behind it included, make `size`."""
+        best, found = self.capacity + 1, (0, 0)
+        first, gaps, cost, end = 0, 0, 0, 0  # of the run first .. i - 1, with the gap before each of them
+        for i in range(len(rows) + 1):
+            at = _at(rows[i]) if i < len(rows) else self.capacity
+            gaps += at - end  # the gap before i closes the run
+            while gaps >= size and first <= i:
+                if cost < best:
+                    best, found = cost, (first, i)
+                if first == i:
+                    break
+                before = _at(rows[first - 1]) + self._given(rows[first - 1]) if first else 0
+                gaps -= _at(rows[first]) - before
+                cost -= self._given(rows[first])
+                first += 1
+            if i == len(rows):
+                break
+            end = at + self._given(rows[i])
+            if rows[i].pins:  # nothing slides across it
+                first, gaps, cost = i + 1, 0, 0
+            else:
+                cost += self._given(rows[i])
+        return found
+
+    def _slid(self, rows: list[Block], first: int, stop: int) -> list[tuple[Block, int]]:
+        """(block, new offset) of the rows first .. stop - 1 that move; none of them moves upwards."""
+        plan = []
+        end = _at(rows[first - 1]) + self._given(rows[first - 1]) if first else 0
+        for block in rows[first:stop]:
+            given, at = self._given(block), _at(block)
+            if not block.pins:
+                step = given if isinstance(self._policy, Buddy) else self.alignment
+                to = -(-end // step) * step
+                if to < at:
+                    plan.append((block, to))
+                    at = to
+            end = at + given
+        return plan
+
+    def _rebuilt(self, plan: list[tuple[Block, int]]) -> Policy:
+        """A policy in which the blocks lie as planned."""
+        policy = type(self._policy)(self.capacity, self.alignment)
+        used = dict(self._policy.used)
+        moved = {to: used.pop(_at(block)) for block, to in plan}
+        for offset, given in sorted({**used, **moved}.items()):
+            policy.claim(offset, given)
+        return policy
+
+    def _move(self, plan: list[tuple[Block, int]], policy: Policy) -> None:
+        """Carries a plan out, lowest block first: each lands on bytes that are free by then."""
+        for block, to in plan:
+            self.memory.move(_at(block), to, block.size)
+            self._moved += block.size
+        for block, _ in plan:
+            del self._blocks[_at(block)]
+        for block, to in plan:
+            block.moved(to)
+            self._blocks[to] = block
+        self._compactions += bool(plan)
+        self._policy = policy
+
+
+def _at(block: Block) -> int:
+    """Where a block of the arena lies."""
+    if block.offset is None:
+        raise UsageError("a block with plain memory has no place in the arena")
+    return block.offset

@@ -1,0 +1,194 @@
+"""Slots for expert weights: fixed, aligned, filled on demand; the one not used for longest is refilled.
+
+Glossary: an expert is *resident* while a slot holds its weights; *leased* inside `with`; *kept* experts
+are never evicted. A *miss* fills a slot.
+
+    slots = ExpertSlots(Arena(1 << 30), slots=24, slot_bytes=weights_of_one_expert)
+    with slots.lease((layer, expert), load_into) as weights:   # uint8 [slot_bytes]
+        ...
+
+Nothing is allocated after construction, so nothing can fragment. Where no slot may be taken, `fill` gets
+plain memory, counted. Threads may share the slots; a fill holds the lock, so that others wait for it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.errors import UsageError
+from moexray.runtime.guard import Guard
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Hashable
+    from types import TracebackType
+
+    from moexray.runtime.arena.blocks import Arena
+
+__all__ = ["ExpertFigures", "ExpertSlots"]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertFigures:
+    """What the slots did.
+
+    Args:
+        hits: Leases of resident experts.
+        misses: Leases that filled a slot.
+        evictions: Experts that gave their slot to another.
+        plain: Leases that got plain memory.
+        resident: Experts that are resident now.
+    """
+
+    hits: int
+    misses: int
+    evictions: int
+    plain: int
+    resident: int
+
+
+class _Slot:
+    """One slot; a context that gives its bytes and counts its leases."""
+
+    __slots__ = ("leases", "lock", "view")
+
+    def __init__(self, view: Any, lock: threading.RLock) -> None:
+        self.view, self.lock, self.leases = view, lock, 0
+
+    def __enter__(self) -> Any:
+        return self.view
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self.lock:
+            self.leases -= 1
+
+
+class ExpertSlots:
+    """See the head of this file.
+
+    Args:
+        arena: Where the slots lie; they are pinned there.
+        slots: How many.
+        slot_bytes: Bytes of the largest expert.
+        name: For the kill switch.
+
+    Raises:
+        UsageError: the slots do not fit into the arena; the message names both sizes.
+    """
+
+    def __init__(self, arena: Arena, *, slots: int, slot_bytes: int, name: str = "experts") -> None:
+        step = -(-slot_bytes // arena.alignment) * arena.alignment
+        block = arena.allocate(slots * step)
+        if block is None or (block.offset is None and arena.guard.on):
+            if block is not None:
+                arena.free(block)
+            raise UsageError(f"{slots} slots of {slot_bytes} bytes do not fit into the arena",
+                             hint=f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
+        self.slot_bytes = slot_bytes
+        self.guard = Guard(name)
+        self._arena, self._block = arena, block
+        self._lock = threading.RLock()
+        view = block.__enter__()
+        starts = range(0, slots * step, step)
+        self._free = [_Slot(view[at : at + slot_bytes], self._lock) for at in reversed(starts)]
+        self._resident: OrderedDict[Hashable, _Slot] = OrderedDict()  # longest unused first
+        self._kept: set[Hashable] = set()
+        self._hits = self._misses = self._evictions = self._plain = 0
+
+    def lease(self, key: Hashable, fill: Callable[[Any], object]) -> _Slot:
+        """A context that gives uint8 [slot_bytes] with the expert's weights.
+
+        Args:
+            key: Of the expert, e.g. (layer, expert).
+            fill: Called with the bytes where the expert is not resident. What it raises comes out here,
+                and the slot stays free.
+        """
+        return self.guard.run(self._lease, self._own, key, fill)
+
+    def keep(self, *keys: Hashable) -> None:
+        """Experts that are never evicted once they are resident."""
+        with self._lock:
+            self._kept.update(keys)
+
+    def unkeep(self, *keys: Hashable) -> None:
+        """Undoes `keep`."""
+        with self._lock:
+            self._kept.difference_update(keys)
+
+    def evict(self, key: Hashable) -> bool:
+        """Frees an expert's slot, kept or not; False where it is not resident or leased."""
+        with self._lock:
+            slot = self._resident.get(key)
+            if slot is None or slot.leases:
+                return False
+            del self._resident[key]
+            self._free.append(slot)
+            return True
+
+    def resident(self) -> tuple[Hashable, ...]:
+        """Experts that are resident, the one not used for longest first."""
+        with self._lock:
+            return tuple(self._resident)
+
+    def figures(self) -> ExpertFigures:
+        """The counters, taken together."""
+        with self._lock:
+            return ExpertFigures(self._hits, self._misses, self._evictions, self._plain, len(self._resident))
+
+    def close(self) -> None:
+        """Gives the slots back to the arena.
+
+        Raises:
+            UsageError: an expert is leased.
+        """
+        with self._lock:
+            if any(slot.leases for slot in self._resident.values()):
+                raise UsageError("an expert is still leased", hint="close after its `with`")
+            self._resident.clear()
+            self._free.clear()
+            self._block.__exit__(None, None, None)
+            self._arena.free(self._block)
+
+    def _lease(self, key: Hashable, fill: Callable[[Any], object]) -> _Slot:
+        with self._lock:
+            slot = self._resident.get(key)
+            if slot is not None:
+                self._resident.move_to_end(key)
+                self._hits += 1
+            else:
+                slot = self._slot()
+                if slot is None:
+                    return self._own(key, fill)
+                try:
+                    fill(slot.view)
+                except BaseException:
+                    self._free.append(slot)
+                    raise
+                self._misses += 1
+                self._resident[key] = slot
+            slot.leases += 1
+            return slot
+
+    def _slot(self) -> _Slot | None:
+        if self._free:
+            return self._free.pop()
+        for key, slot in self._resident.items():
+            if not slot.leases and key not in self._kept:
+                del self._resident[key]
+                self._evictions += 1
+                return slot
+        return None
+
+    def _own(self, key: Hashable, fill: Callable[[Any], object]) -> _Slot:
+        """Plain memory for one lease."""
+        del key
+        slot = _Slot(self._arena.memory.alike(self.slot_bytes, self._arena.alignment).raw, self._lock)
+        fill(slot.view)
+        with self._lock:
+            self._plain += 1
+        slot.leases = 1
+        return slot

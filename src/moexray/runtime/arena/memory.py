@@ -1,0 +1,106 @@
+"""The bytes below an arena: one array or tensor, with views of it and moves within it."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.core.errors import UsageError
+from moexray.runtime.buffers import ALIGNMENT, aligned_empty
+from moexray.runtime.guard import say_once
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["Memory"]
+
+SCRATCH_BYTES = 32 << 20  # moves on a device go through so much beside the arena (our choice)
+
+_log = logging.getLogger(__name__)
+
+
+class Memory:
+    """A row of bytes.
+
+    Args:
+        raw: uint8, one dimension, dense: an array, or a tensor on any device.
+        keep: What must live as long as the bytes.
+
+    Raises:
+        UsageError: raw is something else.
+    """
+
+    def __init__(self, raw: Any, keep: Any = None) -> None:
+        dense = raw.flags.c_contiguous if isinstance(raw, np.ndarray) else raw.is_contiguous()
+        if str(raw.dtype).rpartition(".")[2] != "uint8" or raw.ndim != 1 or not dense:
+            raise UsageError(f"memory of {raw.dtype} in {raw.ndim} dimensions", hint="a dense row of uint8")
+        self.raw, self._keep = raw, keep
+        self.size = int(raw.shape[0])
+        self.device: Any = None if isinstance(raw, np.ndarray) else raw.device
+        self._bytes: memoryview | None = None
+        self._scratch: Any = None
+        if isinstance(raw, np.ndarray):
+            self._bytes, self.address = raw.data, int(raw.ctypes.data)
+        else:
+            self.address = int(raw.data_ptr())
+            if self.device.type == "cpu":
+                self._bytes = memoryview(raw.numpy())
+
+    @classmethod
+    def take(cls, size: int, *, device: Any = None, alignment: int = ALIGNMENT) -> Memory:
+        """Takes memory: an array without a device, a tensor with one.
+
+        On CUDA it lies in a `torch.cuda.MemPool` of its own, so that no other tensor is ever cut from its
+        segment (untested on a GPU).
+
+        Raises:
+            UsageError: a size below 1, or an alignment that is no power of two.
+        """
+        if size < 1:
+            raise UsageError(f"an arena of {size} bytes")
+        if device is None:
+            return cls(aligned_empty(size, np.uint8, alignment=alignment))
+        import torch
+
+        pool, own = None, contextlib.nullcontext()
+        if torch.device(device).type == "cuda":
+            if hasattr(torch.cuda, "MemPool"):
+                pool = torch.cuda.MemPool()
+                own = torch.cuda.use_mem_pool(pool, device)
+            else:
+                say_once(f"torch {torch.__version__} has no MemPool: an arena shares torch's pool", log=_log)
+        with own, torch.inference_mode(mode=False):  # usable in any mode
+            return cls(aligned_empty(size, torch.uint8, device=device, alignment=alignment), pool)
+
+    def alike(self, size: int, alignment: int) -> Memory:
+        """Plain memory of the same kind, in nobody's pool."""
+        if self.device is None:
+            return Memory.take(size, alignment=alignment)
+        return Memory(aligned_empty(size, self.raw.dtype, device=self.device, alignment=alignment))
+
+    def view(self, offset: int, size: int) -> Any:
+        """uint8 [size], the bytes themselves."""
+        return self.raw[offset : offset + size]
+
+    def move(self, source: int, target: int, size: int) -> None:
+        """Copies bytes downwards or apart; source and target may overlap if target <= source."""
+        if self._bytes is not None:
+            self._bytes[target : target + size] = self._bytes[source : source + size]  # memmove
+            return
+        for at, many in _chunks(size, SCRATCH_BYTES):
+            scratch = self._scratch_for(many)
+            scratch.copy_(self.raw[source + at : source + at + many])
+            self.raw[target + at : target + at + many].copy_(scratch)
+
+    def _scratch_for(self, size: int) -> Any:
+        if self._scratch is None:
+            self._scratch = self.raw.new_empty(min(SCRATCH_BYTES, self.size))
+        return self._scratch[:size]
+
+
+def _chunks(size: int, step: int) -> Iterator[tuple[int, int]]:
+    for at in range(0, size, step):
+        yield at, min(step, size - at)

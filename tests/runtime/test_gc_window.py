@@ -1,0 +1,111 @@
+"""The collector's window: nothing unasked inside it, garbage goes between, and all is as before at the end."""
+
+import gc
+import logging
+
+import pytest
+
+from moexray.runtime import gc_window
+from moexray.runtime import guard as guards
+from moexray.runtime.gc_window import GcWindow
+
+
+@pytest.fixture(autouse=True)
+def state(monkeypatch):
+    """What the collector looks like before; each test must leave it like that."""
+    monkeypatch.setattr(guards, "_said", set())
+    monkeypatch.setattr(guards, "_off", set())
+    monkeypatch.delenv(guards.VARIABLE, raising=False)
+    gc.unfreeze()
+    before = look()
+    yield before
+    assert look() == before
+    assert gc_window._windows == []
+
+
+def look():
+    return gc.isenabled(), gc.get_threshold(), gc.get_freeze_count(), list(gc.callbacks)
+
+
+class Node:
+    def __init__(self):
+        self.me = self
+
+
+def make_cycles(count):
+    for _ in range(count):
+        Node()
+
+
+def test_no_collection_is_unasked_and_between_frees():
+    with GcWindow() as window:
+        assert window.figures().frozen > 1000
+        make_cycles(20_000)
+        assert window.figures().unasked == 0
+        assert window.between() >= 20_000
+        assert window.between() == 0  # nothing new
+    figures = window.figures()
+    assert (figures.asked, figures.unasked) == (1, 0)
+    assert figures.longest_ns > 0
+
+
+def test_the_valve_opens_where_between_is_never_called():
+    with GcWindow(valve=5000) as window:
+        make_cycles(20_000)
+        assert window.figures().unasked > 0
+        assert window.figures().collected > 0
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("threshold", [(0, 10, 10), (123, 4, 5)])
+def test_settings_of_the_host_come_back(enabled, threshold, state):
+    try:
+        gc.set_threshold(*threshold)
+        (gc.enable if enabled else gc.disable)()
+        before = look()
+        with pytest.raises(ZeroDivisionError), GcWindow():
+            1 // bool(threshold[0] and gc.get_threshold() == threshold)  # raises: other thresholds, or still 0
+        assert look() == before
+    finally:
+        gc.set_threshold(*state[1])
+        gc.enable()
+
+
+def test_what_the_host_froze_stays_frozen():
+    gc.collect()
+    gc.freeze()
+    count = gc.get_freeze_count()
+    with GcWindow() as window:
+        assert window.figures().frozen == 0
+    assert abs(gc.get_freeze_count() - count) < 100  # some died meanwhile
+    gc.unfreeze()
+
+
+def test_what_the_host_freezes_inside_stays_frozen(caplog):
+    with caplog.at_level(logging.WARNING), GcWindow():
+        kept = [[] for _ in range(1000)]
+        gc.freeze()
+    assert gc.get_freeze_count() >= len(kept)
+    assert "stay frozen" in caplog.text
+    gc.unfreeze()
+
+
+def test_a_second_window_does_nothing(caplog):
+    with caplog.at_level(logging.WARNING), GcWindow() as one, GcWindow() as two:
+        assert two.figures().frozen == 0
+        make_cycles(2000)
+        assert two.between() == 0
+        two.detach()
+        assert one.between() > 0
+    assert "a second one does nothing" in caplog.text
+
+
+def test_safe_twice_and_switched_off(monkeypatch):
+    window = GcWindow().attach().attach()
+    window.detach()
+    window.detach()
+    monkeypatch.setenv(guards.VARIABLE, "gc-window")
+    before = look()
+    with GcWindow() as window:
+        assert look() == before
+        assert window.between() == 0
