@@ -76,6 +76,7 @@ bench: $(RUN)
 	$(BIN)/python benchmarks/placement.py
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/timeline.py
+	$(BIN)/python benchmarks/exchange.py
 
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \
