@@ -76,7 +76,7 @@ COMM_FLIGHT = Table(
         Column("splits_in", "object", "", "Rows sent to each peer (schema 2.11 on), else null."),
         Column("splits_out", "object", "", "Rows expected from each peer, else null."),
         Column("created_ns", "float", "ns", "When the host launched it, epoch."),
-        Column("started_ns", "float", "ns", "When it was seen running (polled); NaN if not. No rule reads it."),
+        Column("started_ns", "float", "ns", "When it was seen running; NaN if not. No rule reads it."),
         Column("completed_ns", "float", "ns", "When it was seen completed, epoch; NaN if not."),
         Column("timeout_s", "float", "s", "Its own limit; NaN if not recorded."),
     ),
