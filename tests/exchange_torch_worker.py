@@ -153,6 +153,20 @@ def killed(rank, world):
     return {"same": fine, "error": error, "ranks": list(ranks), "restored": dist.all_to_all_single is PLAIN}
 
 
+def killed_gloo(rank, world):
+    """A rank dies within the collective of gloo."""
+    with attach(options=Options(rungs=("gloo", "shm"), timeout_s=15.0)) as handle:
+        fine = same(rank, world, 2)
+        if rank == world - 1:
+            distributed_c10d.all_to_all_single = lambda *a, **k: os.kill(os.getpid(), signal.SIGKILL)
+        try:
+            dist.all_to_all_single(torch.zeros(world), torch.ones(world))
+            error, ranks = "", []
+        except ExchangeError as why:
+            error, ranks = str(why), why.ranks
+    return {"same": fine, "error": error, "ranks": list(ranks), "rung": handle.rung}
+
+
 def sizes(rank, world):
     """Bytes over gloo, sizes unknown to the receiver, then sizes that do not fit."""
     options = Options(rungs=("gloo",), timeout_s=20.0)

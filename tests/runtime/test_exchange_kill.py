@@ -64,17 +64,12 @@ class Case:
         elif self.is_stop:
             os.kill(victim.pid, signal.SIGKILL)
         late = victim.answer()
-        if late is None:
+        if late is not None:
+            answers[self.victim] = late  # the signal struck after its answer, or never
+        is_dead = late is None or not (is_woken or (self.delay_s is None and not self.is_stop))
+        if is_dead:
             victim.kill()
-        else:
-            answers[self.victim] = late
-            # A signal by time may come after the answer.
-            time.sleep(0 if self.delay_s is None else 0.01)
-        for rank, worker in enumerate(self.workers):
-            if rank in answers and worker.process.poll() is None:
-                pool.give_back([worker])
-            elif rank in answers:
-                worker.kill()
+        pool.give_back([w for w in self.workers if w is not victim or not is_dead])
         return answers
 
     def judge(self, answers):
@@ -121,6 +116,15 @@ def _campaign(pool, seeds, folder):
 def test_fifty_groups_with_a_victim_each(pool, tmp_path):
     failures = _campaign(pool, range(50), tmp_path)
     assert failures >= 25  # most signals struck
+
+
+def test_a_death_is_seen_though_a_forked_child_keeps_the_sockets_open(pool):
+    jobs = exchange_pool.jobs(exchange_pool.group("fork"), 2, turns=50)
+    jobs[1].update(fork=True, at=200, signal=signal.SIGKILL)
+    survivor, dead = exchange_pool.run(pool, jobs)
+    assert dead is None
+    assert survivor["ranks"] == [1]
+    assert " died; last message in exchange " in survivor["error"]
 
 
 @pytest.mark.soak

@@ -94,6 +94,15 @@ def test_a_killed_rank_is_named_to_the_callers_of_torch(tmp_path):
         assert seen["restored"]
 
 
+def test_a_rank_that_dies_within_gloo_is_named(tmp_path):
+    survivor, dead = _play("killed_gloo", 2, tmp_path / "store")
+    assert dead is None
+    seen = survivor["killed_gloo"]
+    assert seen["same"]
+    assert seen["ranks"] == [1]
+    assert " died; last message in exchange " in seen["error"]
+
+
 def test_gloo_learns_sizes_and_refuses_those_that_do_not_fit(two):
     for seen in two["sizes"]:
         assert seen["right"]

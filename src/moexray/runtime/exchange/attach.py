@@ -31,7 +31,7 @@ class ExchangeHandle(Handle):
 
     Attributes:
         reason: Why nothing was changed; empty if something was.
-        passed: Calls that went the original way: another group, asynchronous, or not for us.
+        passed: Calls that went the original way: another group, asynchronous, recorded, or refused by torch.
     """
 
     def __init__(self, group: Any, exchange: Exchange | None, reason: str) -> None:
@@ -155,7 +155,7 @@ def _wrap(handle: ExchangeHandle, original: Callable[..., Any]) -> Callable[...,
         def call() -> Any:
             return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
 
-        if not handle.covers(group, async_op=async_op):
+        if not handle.covers(group, async_op=async_op) or _is_captured(output):
             handle.passed += 1
             return call()
         world = handle.world
@@ -167,6 +167,15 @@ def _wrap(handle: ExchangeHandle, original: Callable[..., Any]) -> Callable[...,
         return None
 
     return all_to_all_single
+
+
+def _is_captured(tensor: Any) -> bool:
+    """A graph is being recorded: votes of the host would not be replayed."""
+    if not tensor.is_cuda:
+        return False
+    import torch
+
+    return bool(torch.cuda.is_current_stream_capturing())
 
 
 def _sizes(tensor: Any, splits: Sequence[int] | None, world: int) -> list[int] | None:

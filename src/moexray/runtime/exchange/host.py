@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     import mmap
     from collections.abc import Callable, Sequence
 
-    from moexray.runtime.exchange.mesh import Link, Mesh
+    from moexray.runtime.exchange.link import Link
+    from moexray.runtime.exchange.mesh import Mesh
     from moexray.runtime.exchange.options import Options
 
 __all__ = ["HostRung"]
@@ -96,8 +97,10 @@ class HostRung:
                         # The owner orders its rings by distance, as all ranks do.
                         index = (mesh.rank - link.rank) % (peers + 1) - 1
                         maps.append(segments.map_reading(theirs[link.rank], index * size, size))
-                except (OSError, KeyError, ExchangeError) as why:
-                    refusal = f"{name}: cannot map: {why!r}"
+                except KeyError as why:
+                    refusal = f"{name}: the descriptor of rank {why} did not arrive; too many open files?"
+                except (OSError, ExchangeError) as why:
+                    refusal = f"{name}: cannot map: {why}"
                 refusals = mesh.vote(refusal).refusals
         except BaseException:
             _unmap(maps)
@@ -140,9 +143,7 @@ class HostRung:
                 self._by_rank[peer].start(at, size, recv_bytes[peer] if recv_bytes else None)
             at += size
         if recv_bytes and recv_bytes[rank] != len(own):
-            raise ExchangeError(
-                f"rank {rank} sends itself {len(own)} bytes and expects {recv_bytes[rank]}", ranks=(rank,)
-            )
+            raise self._mesh.misfit(rank, len(own), rank, recv_bytes[rank])
         self._mesh.begin()
         for lane in self._lanes:
             self._push(lane, send, must=True)
@@ -257,8 +258,7 @@ class HostRung:
         if lane.total < 0:
             lane.total = message.total
             if lane.expected is not None and lane.total != lane.expected:
-                what = f"{link} sends {lane.total} bytes, rank {mesh.rank} expects {lane.expected}"
-                raise mesh.blame(link, what, "received sizes must be the sent sizes, transposed")
+                raise mesh.misfit(link.rank, lane.total, mesh.rank, lane.expected)
         if lane.got + lane.inward.held() > lane.total:
             raise mesh.blame(link, f"{link} sent more than the {lane.total} bytes it announced")
         if self._checksums and lane.inward.crc(new) != message.crc:

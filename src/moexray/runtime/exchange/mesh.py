@@ -9,24 +9,22 @@ quarter of the timeout, so the blame falls on the one who is really stuck. All w
 from __future__ import annotations
 
 import array
-import contextlib
 import json
 import os
 import select
 import socket
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from moexray.core.errors import ExchangeError
+from moexray.runtime.exchange.link import Link, aborted, state
 from moexray.runtime.exchange.wire import MAX_PACKET_BYTES, Kind, Message, pack, unpack
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Ballots", "Link", "Mesh", "aborted"]
+__all__ = ["Ballots", "Mesh"]
 
-_STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "hangs in the kernel (state D)"}
 # How long a socket that ended may wait for its process to end, to tell "died" from "closed".
 _DEATH_S = 1.0
 
@@ -43,41 +41,6 @@ class Ballots(NamedTuple):
     refusals: dict[int, str]
     fds: dict[int, int]
     totals: dict[int, int]
-
-
-class Link:
-    """The connection to one peer.
-
-    Attributes:
-        rank: The peer's rank.
-        pid: Its process id, as the kernel says; 0 from another pid namespace.
-        sequence: Number of the last exchange it spoke of.
-        heard_s: When it last spoke, or when waiting for it began; monotonic clock.
-    """
-
-    __slots__ = ("heard_s", "pid", "pidfd", "rank", "sequence", "socket")
-
-    def __init__(self, rank: int, pid: int, connection: socket.socket) -> None:
-        connection.settimeout(0)
-        self.rank, self.pid, self.socket = rank, pid, connection
-        self.sequence, self.heard_s = 0, time.monotonic()
-        self.pidfd = -1
-        with contextlib.suppress(OSError, AttributeError):  # other pid namespace, old kernel
-            self.pidfd = os.pidfd_open(pid)
-
-    def __str__(self) -> str:
-        return f"rank {self.rank} (pid {self.pid})"
-
-    def is_dead(self, wait_s: float = 0.0) -> bool:
-        """Its process ended."""
-        return self.pidfd >= 0 and bool(select.select([self.pidfd], [], [], wait_s)[0])
-
-    def close(self) -> None:
-        """Gives back both descriptors."""
-        self.socket.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
 
 
 class Mesh:
@@ -235,16 +198,23 @@ class Mesh:
             raise self.blame(link, f"{link} closed the group after exchange {link.sequence}")
         return None if message.kind == Kind.ALIVE else message
 
-    def vote(self, refusal: str, fd: int = -1, totals: Sequence[int] | None = None) -> Ballots:
+    def vote(
+        self,
+        refusal: str,
+        fd: int = -1,
+        totals: Sequence[int] | None = None,
+        expected: Sequence[int] | None = None,
+    ) -> Ballots:
         """Asks all ranks whether they can; every rank gets the same answers, or an error.
 
         Args:
             refusal: Why this rank cannot; empty if it can.
             fd: A descriptor to hand to everybody; -1 for none.
-            totals: [world], a number for each rank; 0 if not given.
+            totals: [world], bytes that this rank is about to send to each; 0 if not given.
+            expected: [world], bytes it expects from each; unknown if not given.
 
         Raises:
-            ExchangeError: a peer is gone, silent, or does something else.
+            ExchangeError: a peer is gone, silent, does something else, or expects another size.
         """
         self._votes += 1
         ballots = Ballots({self.rank: refusal} if refusal else {}, {}, {})
@@ -252,7 +222,8 @@ class Mesh:
         try:
             for link in self.links:
                 total = totals[link.rank] if totals else 0
-                ballot = Message(Kind.VOTE, self._votes, total, text=refusal.encode())
+                awaited = expected[link.rank] + 1 if expected else 0
+                ballot = Message(Kind.VOTE, self._votes, total, awaited, text=refusal.encode())
                 self.send(link, ballot, (fd,) if fd >= 0 else ())
             self.begin()
             while self._pending:
@@ -262,18 +233,20 @@ class Mesh:
                         ballots.fds[link.rank] = extra.pop(0)
                     _close(extra)
                     if message is not None:
-                        self._count(link, message, ballots)
+                        self._count(link, message, ballots, totals[link.rank] if totals else 0)
         except BaseException:
             _close(extra)
             _close(list(ballots.fds.values()))
             raise
         return ballots
 
-    def _count(self, link: Link, message: Message, ballots: Ballots) -> None:
+    def _count(self, link: Link, message: Message, ballots: Ballots, sent: int) -> None:
         if message.kind == Kind.CREDIT and message.sequence <= self.sequence:
             return  # of an exchange that is over
         if message.kind != Kind.VOTE or message.sequence != self._votes:
             raise self.out_of_step(link, message)
+        if message.written not in (0, sent + 1):
+            raise self.misfit(self.rank, sent, link.rank, message.written - 1)
         if message.text:
             ballots.refusals[link.rank] = message.text.decode("utf-8", "replace")
         ballots.totals[link.rank] = message.total
@@ -290,6 +263,15 @@ class Mesh:
         me = f"rank {self.rank} (pid {os.getpid()})"
         return f"exchange {self.sequence} of group {self.group!r}, seen by {me}"
 
+    def misfit(self, sender: int, sent: int, receiver: int, expected: int) -> ExchangeError:
+        """Two ranks do not agree on a size."""
+        return ExchangeError(
+            f"rank {sender} sends {sent} bytes, rank {receiver} expects {expected}",
+            where=self.where(),
+            hint="received sizes must be the sent sizes, transposed",
+            ranks=(sender,),
+        )
+
     def out_of_step(self, link: Link, message: Message) -> ExchangeError:
         """The peer does another call than this rank."""
         return self.blame(
@@ -300,7 +282,7 @@ class Mesh:
 
     def _silent(self, links: list[Link]) -> ExchangeError:
         parts = [
-            f"{link} {_state(link)}; last message in exchange {link.sequence}"
+            f"{link} {state(link)}; last message in exchange {link.sequence}"
             for link in sorted(links, key=lambda link: link.rank)
         ]
         return ExchangeError(
@@ -358,16 +340,6 @@ class Mesh:
                 self.tell(link, Message(Kind.ALIVE, self.sequence))
 
 
-def aborted(link: Link, text: bytes, where: str) -> ExchangeError:
-    """What a peer said when it gave up: who is at fault."""
-    try:
-        fields = json.loads(text)
-        what, ranks = str(fields["what"]), tuple(int(rank) for rank in fields["ranks"])
-    except (ValueError, TypeError, KeyError, RecursionError):
-        what, ranks = "for no reason that can be read", ()
-    return ExchangeError(f"{link} gave up: {what}", where=where, ranks=ranks or (link.rank,))
-
-
 def _descriptors(extra: list[tuple[int, int, bytes]]) -> list[int]:
     found = array.array("i")
     for level, type_, data in extra:
@@ -379,13 +351,3 @@ def _descriptors(extra: list[tuple[int, int, bytes]]) -> list[int]:
 def _close(fds: list[int]) -> None:
     while fds:
         os.close(fds.pop())
-
-
-def _state(link: Link) -> str:
-    """What the kernel says about a silent peer."""
-    try:
-        stat = Path(f"/proc/{link.pid}/stat").read_text("utf-8", "replace") if link.pid else ""
-    except OSError:
-        stat = ""
-    state = stat.rpartition(")")[2].strip()[:1]
-    return _STATES.get(state, "is silent")

@@ -17,7 +17,8 @@ import time
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ExchangeError, UsageError
-from moexray.runtime.exchange.mesh import Link, Mesh, aborted
+from moexray.runtime.exchange.link import Link, aborted
+from moexray.runtime.exchange.mesh import Mesh
 from moexray.runtime.exchange.wire import (
     MAX_PACKET_BYTES,
     VERSION,

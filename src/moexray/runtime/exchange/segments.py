@@ -10,7 +10,6 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import tempfile
 from pathlib import Path
 
 from moexray.core.errors import ExchangeError
@@ -67,8 +66,11 @@ def make_file(size: int, folder: str | None) -> int:
     Raises:
         OSError: no such folder, no right to write there, no space, or no unnamed files (NFS).
     """
-    where = folder or tempfile.gettempdir()
-    fd = os.open(where, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL, 0o600)
+    if folder is None:
+        import tempfile  # half of the time to import this package
+
+        folder = tempfile.gettempdir()
+    fd = os.open(folder, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC | os.O_EXCL, 0o600)
     try:
         _allocate(fd, size)
     except BaseException:

@@ -106,16 +106,11 @@ class TorchRung:
     def _agree(self, send_bytes: Sequence[int], recv_bytes: Sequence[int] | None) -> list[int]:
         """Everybody is there; [world], what they are about to send to this rank."""
         mesh = self._mesh
-        totals = {**mesh.vote("", totals=send_bytes).totals, mesh.rank: send_bytes[mesh.rank]}
-        sizes = [totals[rank] for rank in range(len(send_bytes))]
+        told = mesh.vote("", totals=send_bytes, expected=recv_bytes).totals
+        sizes = [told.get(rank, send_bytes[mesh.rank]) for rank in range(len(send_bytes))]
         for rank, size in enumerate(sizes):
             if recv_bytes and size != recv_bytes[rank]:
-                raise ExchangeError(
-                    f"rank {rank} sends {size} bytes, rank {mesh.rank} expects {recv_bytes[rank]}",
-                    where=mesh.where(),
-                    hint="received sizes must be the sent sizes, transposed",
-                    ranks=(rank,),
-                )
+                raise mesh.misfit(rank, size, mesh.rank, recv_bytes[rank])
         return sizes
 
     def _commit(self, call: Callable[[], object]) -> None:
