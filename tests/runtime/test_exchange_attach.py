@@ -1,0 +1,113 @@
+"""The wrapped `all_to_all_single` in one process: what is covered, refused, restored."""
+
+import pytest
+
+from moexray.core.errors import UsageError
+from moexray.runtime import guard
+from moexray.runtime.exchange import Options, attach
+from moexray.runtime.exchange.attach import _sizes
+
+torch = pytest.importorskip("torch")
+dist = torch.distributed
+HOST = Options(rungs=("shm", "ring"), timeout_s=20.0, ring_bytes=4096)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("options", [HOST, None])
+def test_attached_then_detached_twice(options):
+    plain = dist.all_to_all_single
+    handle = attach(options=options)
+    assert handle.attached
+    assert dist.all_to_all_single is not plain
+    assert handle.rung == ("shm" if options else "gloo")
+    out, data = torch.zeros(3, 2), torch.arange(6.0).reshape(3, 2)
+    assert dist.all_to_all_single(out, data) is None
+    assert torch.equal(out, data)
+    assert handle.counters().exchanges == 1
+    assert handle.counters().sent_bytes == 24
+    handle.detach()
+    handle.detach()
+    assert dist.all_to_all_single is plain
+    with pytest.raises(UsageError, match="the exchange is closed"):
+        handle.attach()
+    assert dist.all_to_all_single is plain
+
+
+def test_a_device_that_fails_falls_to_gloo_and_the_call_is_repeated(monkeypatch):
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: "fake")
+
+    def broken(*args, **kwargs):
+        raise RuntimeError("unhandled cuda error")
+
+    monkeypatch.setattr(dist, "all_to_all_single", broken)
+    with attach(options=Options(timeout_s=20.0, rungs=("device", "gloo", "shm"))) as handle:
+        assert handle.rung == "device"
+        out = torch.zeros(4)
+        dist.all_to_all_single(out, torch.ones(4))
+        assert out.tolist() == [1.0] * 4
+        assert handle.rung == "gloo"
+        (fallback,) = handle.counters().fallbacks
+    assert (fallback.from_rung, fallback.to_rung, fallback.sequence) == ("device", "gloo", 1)
+    assert fallback.reasons == {0: "device: RuntimeError('unhandled cuda error')"}
+    assert dist.all_to_all_single is broken
+
+
+def test_what_torch_refuses_goes_to_torch():
+    with attach(options=HOST) as handle:
+        with pytest.raises(ValueError, match="contiguous"):
+            dist.all_to_all_single(torch.zeros(2, 2), torch.ones(2, 2).T)
+        work = dist.all_to_all_single(torch.zeros(2), torch.ones(2), async_op=True)
+        work.wait()
+        other = dist.new_group([0])
+        dist.all_to_all_single(torch.zeros(2), torch.ones(2), group=other)
+        assert handle.passed == 3
+        assert handle.counters().exchanges == 0
+
+
+def test_switched_off_by_argument_variable_and_switch(monkeypatch, caplog):
+    plain = dist.all_to_all_single
+    monkeypatch.setenv(guard.VARIABLE, "exchange")
+    assert "switched off on rank 0" in attach(options=HOST).reason
+    monkeypatch.delenv(guard.VARIABLE)
+    assert attach(options=HOST, enabled=False).reason
+    guard.switch("exchange", on=False)
+    try:
+        handle = attach(options=HOST)
+    finally:
+        guard.switch("exchange", on=True)
+    assert not handle.attached
+    assert (handle.world, handle.rung, handle.counters()) == (0, "", None)
+    assert dist.all_to_all_single is plain
+    assert "all_to_all_single stays as it is: switched off on rank 0" in caplog.text
+
+
+def test_no_rung_changes_nothing_and_says_why(tmp_path):
+    plain = dist.all_to_all_single
+    handle = attach(options=Options(rungs=("device",), timeout_s=20.0))
+    assert "the process group is one of gloo, not of a device" in handle.reason
+    assert not handle.attached
+    assert dist.all_to_all_single is plain
+
+
+@pytest.mark.parametrize(
+    ("shape", "splits", "expected"),
+    [
+        ((4, 3), None, [24, 24]),
+        ((4, 3), [3, 1], [36, 12]),
+        ((0, 3), None, [0, 0]),
+        ((4,), [0, 4], [0, 16]),
+        ((3, 3), None, None),
+        ((4, 3), [3, 2], None),
+        ((4, 3), [5, -1], None),
+        ((4, 3), [4], None),
+        ((), None, None),
+    ],
+)
+def test_sizes_in_bytes_or_none_where_torch_would_refuse(shape, splits, expected):
+    assert _sizes(torch.zeros(shape), splits, 2) == expected
