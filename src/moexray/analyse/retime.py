@@ -84,7 +84,7 @@ class Clockwork:
         """
         calm = np.where(self.stalled, self.typical, self.segment)
         left = np.where(self.stalled if stalls is None else self.stalled & ~stalls, self.segment - calm, 0.0)
-        transfer = np.minimum(self.transfer, self.usual_transfer) if transfers else self.transfer
+        transfer = np.minimum(self.transfer, self._expected(calm)) if transfers else self.transfer
         if even:
             members = np.maximum(self.present.sum(axis=0), 1)
             mean = (calm * self.present).sum(axis=0) / members
@@ -93,6 +93,13 @@ class Clockwork:
         freed = np.zeros(len(calm), np.bool_) if stalls is None else stalls.any(axis=1)
         ready = np.where(freed[:, None], -np.inf, self.ready)
         return np.diff(self._ends(calm + left, transfer, ready)[self.last])
+
+    def _expected(self, calm: NDArray[np.float64]) -> NDArray[np.float64]:
+        """[collectives] the usual transfer of each place, more in steps with more work: a larger batch."""
+        step = np.minimum(np.searchsorted(self.last, np.arange(len(self.transfer))), len(self.last) - 1)
+        work = np.bincount(step, calm.max(axis=0), len(self.last))
+        grown = np.maximum(1.0, work / max(float(np.median(work)), 1.0))
+        return np.asarray(self.usual_transfer * grown[step])
 
     def _relief(self, most: NDArray[np.float64], mean: NDArray[np.float64]) -> NDArray[np.float64]:
         """[collectives] factor of the transfers if the fullest rank had the mean load.
@@ -248,8 +255,10 @@ def _kinds(
         profile.named(COLLECT, PYTHON, OPERATOR),
     )
     out = np.full(len(start), KINDS.index("host"))
-    for kind in reversed(range(len(rows))):
-        cover = Cover(profile.start[rows[kind]], profile.end[rows[kind]])
-        spent = cover.within(start.astype(np.int64), end.astype(np.int64))
-        out = np.where(spent >= EXPLAINS * excess, kind, out)
+    for own in (False, True):  # what the launching threads did themselves goes before
+        for kind in reversed(range(len(rows))):
+            mine = rows[kind][np.isin(profile.lane[rows[kind]], profile.launching)] if own else rows[kind]
+            cover = Cover(profile.start[mine], profile.end[mine])
+            spent = cover.within(start.astype(np.int64), end.astype(np.int64))
+            out = np.where(spent >= EXPLAINS * excess, kind, out)
     return out

@@ -48,6 +48,7 @@ STEP_NAMES = (
 )
 LAUNCH = lazy(r"(?:cuda|hip|cu|xpu)\w*Launch\w*")
 # A kernel marks steps if it runs at least 8 times over most of the trace, mostly at like distances.
+BY_COUNT = (0.02, 0.9)  # spread and share of like distances, counted in kernels
 PERIOD_LEAST, PERIOD_SPAN, PERIOD_SPREAD, PERIOD_SHARE, PERIOD_TRIES = 8, 0.8, 0.25, 0.6, 40
 # Kernels that move data between ranks (or wait for it), by library; a maintained table.
 COMM_KERNELS = lazy(
@@ -220,18 +221,22 @@ class Profile:
         return self._periodic()
 
     def _periodic(self) -> Steps:
-        """Windows between the launches of the rarest kernel that comes back regularly."""
+        """Windows between the starts of the rarest kernel that comes back regularly, in time or in order."""
         kernels = np.flatnonzero(self.of(KERNEL))
         ids, counts = np.unique(self.name[kernels], return_counts=True)
         span = self.end[kernels].max() - self.start[kernels].min() if len(kernels) else 0
-        for name in ids[np.argsort(counts, kind="stable")][:PERIOD_TRIES].tolist():
-            start = self.start[kernels[self.name[kernels] == name]]
-            gaps = np.diff(start)
-            if len(start) < PERIOD_LEAST or start[-1] - start[0] < PERIOD_SPAN * span:
-                continue
-            middle = np.median(gaps)
-            if np.mean(np.abs(gaps - middle) <= PERIOD_SPREAD * middle) >= PERIOD_SHARE:
-                return Steps(start[:-1], start[1:], np.arange(len(gaps)), "period")
+        order = np.arange(len(kernels))
+        # Where steps take unlike times (a fault does that), the same number of kernels lies between.
+        for at, spread, share in ((self.start[kernels], PERIOD_SPREAD, PERIOD_SHARE), (order, *BY_COUNT)):
+            for name in ids[np.argsort(counts, kind="stable")][:PERIOD_TRIES].tolist():
+                mine = np.flatnonzero(self.name[kernels] == name)
+                start = self.start[kernels[mine]]
+                if len(start) < PERIOD_LEAST or start[-1] - start[0] < PERIOD_SPAN * span:
+                    continue
+                gaps = np.diff(at[mine])
+                middle = np.median(gaps)
+                if np.mean(np.abs(gaps - middle) <= spread * middle) >= share:
+                    return Steps(start[:-1], start[1:], np.arange(len(gaps)), "period")
         none = np.empty(0, np.int64)
         return Steps(none, none, none, "none")
 

@@ -81,11 +81,18 @@ class Collectives:
         self.op = np.array([facts[k][0] for k in keys], dtype=object)
         self.size = np.array([facts[k][1] for k in keys], np.int64)
         self.group_size = np.array([facts[k][2] for k in keys], np.int64)
-        first = np.where(self.present, self.start, 2**62).min(axis=0, initial=2**62)
-        self.order = np.argsort(first, kind="stable")
 
     def __len__(self) -> int:
         return self.row.shape[1]
+
+    @cached_property
+    def order(self) -> NDArray[np.int64]:
+        """Columns in order of time; the clocks of the ranks are brought together for it."""
+        shift = np.zeros((len(self.profiles), 1))
+        for offset in self.offsets:
+            shift[offset.rank] = offset.offset_ns
+        first = np.where(self.present, self.start - shift, 2.0**62).min(axis=0, initial=2.0**62)
+        return np.argsort(first, kind="stable")
 
     @cached_property
     def duration(self) -> NDArray[np.float64]:
@@ -280,12 +287,13 @@ def match(profiles: list[Profile]) -> Collectives:
             nth = seen.get((group, seq), 0)
             seen[group, seq] = nth + 1
             cells.setdefault((group, seq, nth), {})[rank] = row
-            facts[group, seq, nth] = (str(op), size, members)
+            known_size = facts.get((group, seq, nth), ("", -1, 0))[1]  # the fullest rank sets the time
+            facts[group, seq, nth] = (str(op), max(size, known_size), members)
     for (name, group), by_rank in unnumbered.items():
         for index, ranks in enumerate(_by_order(profiles, by_rank)):
             key = (name, group, index)
             cells[key] = ranks
-            facts[key] = (name, *sizes[next(iter(ranks.items()))])
+            facts[key] = (name, *max(sizes[cell] for cell in ranks.items()))
     return Collectives(profiles, cells, facts)
 
 

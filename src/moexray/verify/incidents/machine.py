@@ -185,8 +185,9 @@ def _open(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int)
 def _hiccup(plan: Plan, ranks: list[_Rank], step: int) -> None:
     """A decoy: once, a rank prepares its step for two steps' time; real hosts do."""
     if "hiccup" in plan.decoys and step == plan.steps // 3:
-        r = ranks[(plan.seed + 1) % plan.ranks]
-        r.host += 2 * 500.0 * plan.layers
+        innocent = [r for at, r in enumerate(ranks) if at not in plan.accused]
+        if innocent:
+            innocent[plan.seed % len(innocent)].host += 2 * 500.0 * plan.layers
 
 
 def _layer(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int, layer: int) -> None:
@@ -199,14 +200,13 @@ def _layer(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int
             "engine::attention", "flash::decode_attention_kernel<bf16>", noise.attention * batch * work[0]
         )
         r.kernel("engine::topk", "engine::moe::topk_softmax_kernel", 6.0 * work[1])
-    sent = float(load.max()) * batch
-    _exchange(plan, noise, ranks, (step, layer, 0), sent)
+    _exchange(plan, noise, ranks, (step, layer, 0), load)
     for at, r in enumerate(ranks):
         work = float(noise.work[step, layer, at, 2])
         r.kernel(
             "engine::experts", "engine::grouped_gemm_kernel<fp8>", 20 + noise.gemm * batch * load[at] * work
         )
-    _exchange(plan, noise, ranks, (step, layer, 1), sent)
+    _exchange(plan, noise, ranks, (step, layer, 1), load)
 
 
 NAMES = {
@@ -215,9 +215,12 @@ NAMES = {
 }
 
 
-def _exchange(plan: Plan, noise: Noise, ranks: list[_Rank], at: tuple[int, int, int], sent: float) -> None:
-    """A collective of all ranks."""
+def _exchange(
+    plan: Plan, noise: Noise, ranks: list[_Rank], at: tuple[int, int, int], load: np.ndarray
+) -> None:
+    """A collective of all ranks; the fullest one sets its time."""
     step, layer, way = at
+    sent = float(load.max() * noise.batch[step])
     took = (25 + noise.moved * (0.3 + 0.7 * sent)) * float(noise.wire[step, layer, way])
     for c in plan.causes:
         if c.kind == "slow_link" and step in c.steps:
@@ -232,8 +235,10 @@ def _exchange(plan: Plan, noise: Noise, ranks: list[_Rank], at: tuple[int, int, 
     for at_rank, (r, (start, correlation)) in enumerate(zip(ranks, arrived, strict=True)):
         more = {}
         if plan.metadata:
+            full = int(elements * load[at_rank])  # of the rank's experts
+            come, go = (full, elements) if way == 0 else (elements, full)
             more = {
-                "Collective name": "all_to_allv", "In msg nelems": elements, "Out msg nelems": elements,
+                "Collective name": "all_to_allv", "In msg nelems": go, "Out msg nelems": come,
                 "Group size": plan.ranks, "dtype": "BFloat16", "Process Group Name": "3", "Seq": seq,
                 "Process Group Description": "ep", "Process Group Ranks": str(list(range(plan.ranks))),
             }  # fmt: skip

@@ -56,6 +56,7 @@ class Plan:
         whole_us: Old profiler: times in whole microseconds since the epoch.
         offset_us, drift_ppm: Clock of each rank's node.
         prefill: Steps with a larger batch on every rank.
+        accused: Ranks of the causes as drawn; they stay when causes are taken out.
         late_start: Steps that the profiler of each rank missed.
         overlap: Shared experts run on a stream of their own beside the first collective.
         withheld: Evidence that is not in the bundle: "trace" (of the guilty rank), "frames", "lines",
@@ -78,6 +79,7 @@ class Plan:
     offset_us: tuple[float, ...]
     drift_ppm: tuple[float, ...]
     prefill: tuple[int, ...]
+    accused: tuple[int, ...]
     late_start: tuple[int, ...]
     overlap: bool
     withheld: frozenset[str]
@@ -137,13 +139,14 @@ def draw(seed: int, kind: str | None = None) -> Plan:
     if kind not in ("skew", "drift", "two", "alloc"):
         withheld += [w for w in SPARE if rng.random() < 0.2]
     decoys = rng.choice(DECOYS, int(rng.integers(0, 3) + 2 * (kind == "healthy")), replace=False)
+    larger = rng.choice(np.arange(5, steps - 3), many, replace=False)
     ragged = rng.random() < 0.25 and not whole_us
     return Plan(
         seed, kind, ranks, steps, layers, 8 * ranks, causes, graphs,
         str(rng.choice(["profiler", "engine", "sglang", "none"])),
         library, library == "nccl" and not whole_us and bool(rng.random() < 0.6), whole_us,
         tuple(float(shifts[n]) for n in nodes), tuple(float(drifts[n]) for n in nodes),
-        _whole(np.sort(rng.choice(np.arange(2, steps), many, replace=False))),
+        _whole(np.sort(larger)), tuple(c.rank for c in causes),
         tuple(int(n) if ragged else 0 for n in rng.integers(0, 4, ranks)), bool(rng.random() < 0.3),
         frozenset(withheld),
         tuple(str(d) for d in decoys),

@@ -34,10 +34,11 @@ def truth(plan: Plan, noise: Noise, story: Story) -> dict[str, Any]:
     claims = [_claim(plan, c) for c in plan.causes]
     allowed = {id for c in claims for id in c["may"]}
     hurts = [c for c in plan.causes if c.kind != "hang"]
-    seen, calm = story.steps_s, run(plan.without(*plan.causes), noise).steps_s
+    first = max(plan.late_start)  # what came before is not in the traces of all ranks
+    seen, calm = story.steps_s[first:], run(plan.without(*plan.causes), noise).steps_s[first:]
     steps, share = {"with": _times(seen), "without": _times(calm)}, {}
     for cause in hurts:
-        alone = run(plan.without(cause), noise).steps_s
+        alone = run(plan.without(cause), noise).steps_s[first:]
         steps[f"without {cause.kind}"] = _times(alone)
         share[cause.kind] = float((seen.mean() - alone.mean()) / (seen.mean() - calm.mean()))
     return {
@@ -67,6 +68,7 @@ def _ids(plan: Plan, cause: Cause) -> tuple[list[str], list[str]]:
     """(roots that the evidence proves, what else may be said); no roots: the bundle cannot tell."""
     gone = plan.withheld
     traced = "trace" not in gone or cause.rank != plan.guilty[0]
+    traced &= cause.kind in ("skew", "drift") or plan.notes != "none" or plan.ranks - ("trace" in gone) >= 2
     pair = plan.ranks - ("trace" in gone) >= 2  # one rank alone does not tell who waits for whom
     wait = ["comm.straggler_wait"] * pair
     if cause.kind == "alloc":
