@@ -294,6 +294,28 @@ def test_chains_become_paths_and_circles_end():
     ]  # fmt: skip
 
 
+def test_chains_leave_out_shortcuts_and_an_arrow_without_words_is_bare():
+    edges = [("a", "b"), ("b", "c"), ("a", "c")]
+    html = render({"chain": [{"from": cause, "to": effect, "text": ""} for cause, effect in edges]})
+    paths = re.findall(r'<ol class="chain">(.*?)</ol>', html, re.DOTALL)
+    assert [re.findall(r"<code>(\w)</code>", path) for path in paths] == [["a", "b", "c"]]
+    assert paths[0].count('class="then bare"') == 2
+
+
+def test_the_bytes_of_a_snapshot_and_of_nvidia_smi_are_not_added_up():
+    smi = {"device": 0, "rank": 1, "owner": "torch reserved", "bytes": 3 << 30}
+    pools = {"device": 0, "rank": 1, "owner": "live", "bytes": 2 << 30, "of": "PyTorch's pools in its snapshot"}
+    html = render({"ledger": [smi, pools]})
+    assert "3.00 GiB accounted for" in html
+    assert "2.00 GiB accounted for" in html
+    assert "device 0, rank 1: PyTorch&#39;s pools in its snapshot" in html
+
+
+def test_a_clock_time_in_evidence_is_a_date():
+    quote = {"source": "t.json", "where": "step 3", "text": "gap_ms=115.4 from_s=1793324141.832"}
+    assert ">2026-10-30 01:35:41.832 UTC<" in render({"findings": [finding(evidence=[quote])]})
+
+
 def test_lines_to_paste_are_found_in_prose():
     action = "Set export NCCL_IB_HCA=mlx5_0, add --max-num-seqs=64, call gc.freeze() or `a b`; keep --enforce-eager."
     html = render({"findings": [finding(remedies=[{"action": action}])]})

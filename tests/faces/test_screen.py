@@ -68,6 +68,12 @@ def test_a_rank_that_the_claim_names_is_not_told_twice():
     assert "(rank 3) It is rank 33." in as_text(document(finding("mem.x", 3, claim="It is rank 33.")))
 
 
+def test_evidence_has_dates_for_clock_times_and_no_digits_that_say_nothing():
+    quote = {"source": "t.json", "where": "step 3", "text": "free_calls=1.35714 from_s=1793324141.832 steps=14"}
+    text = as_text(document(finding("mem.x", evidence=[quote])))
+    assert "| t.json, step 3: free calls 1.357, from 2026-10-30 01:35:41.832 UTC, steps 14" in text
+
+
 def test_chains_that_only_cut_a_longer_one_short_are_left_out():
     story = document(finding("a.a"), finding("b.b", implied_by=["a.a"]), finding("c.c", implied_by=["b.b", "a.a"]),
                      finding("d.d", implied_by=["a.a"]))

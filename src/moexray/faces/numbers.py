@@ -8,9 +8,14 @@ Glossary:
     unknown: null, NaN or a missing value; never shown as 0.
 """
 
+from datetime import UTC, datetime
+
 from moexray.core.sizes import human_bytes
 
-__all__ = ["counted", "human", "human_bytes", "human_count", "human_ratio", "human_seconds"]
+__all__ = [
+    "counted", "human", "human_bytes", "human_count", "human_fact", "human_moment", "human_ratio",
+    "human_seconds",
+]  # fmt: skip
 
 _UNKNOWN = "unknown"
 _SECOND_STEPS = (("ns", 1e-9), ("µs", 1e-6), ("ms", 1e-3))
@@ -20,6 +25,7 @@ _TEN_S = 10.0
 _HOUR_S = 3600.0
 _SMALLEST_TWO_DIGIT_RATIO = 0.01
 _TOO_LARGE = 10**300
+_EPOCH_S = 1e8  # later than 1973 when counted from 1970; uptimes and runs stay below
 
 
 def human(value: float | None, unit: str) -> str:
@@ -45,6 +51,26 @@ def human(value: float | None, unit: str) -> str:
         return human_ratio(value)
     text = human_count(value)
     return text if unit in ("count", "") else f"{text} {unit}"
+
+
+def human_fact(value: float, unit: str) -> str:
+    """As `human`, but a time that can only be a clock's is given as its date: see `human_moment`."""
+    seconds = value * _SECONDS_PER.get(unit, 0.0)
+    return human(value, unit) if seconds < _EPOCH_S else human_moment(seconds)
+
+
+def human_moment(seconds: float) -> str:
+    """Give seconds since 1970 as UTC clock time, such as "2026-10-30 01:35:41.832 UTC".
+
+    Below 1973, and beyond what a calendar holds, it is a time span: a clock that started with the machine.
+    """
+    if seconds < _EPOCH_S:
+        return human_seconds(seconds)
+    try:
+        moment = datetime.fromtimestamp(seconds, tz=UTC)
+    except (OverflowError, OSError, ValueError):
+        return human_seconds(seconds)
+    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
 
 
 def human_seconds(value: float) -> str:
@@ -77,4 +103,4 @@ def human_count(value: float) -> str:
 
 def counted(number: int, what: str) -> str:
     """Give a number of things: "1 file", "2 files"."""
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{number} {what}" if number == 1 else f"{number:,} {what}s"

@@ -27,7 +27,10 @@ MAX_LINES = 8  # ranks drawn
 
 
 def ledger(run: Run) -> list[dict[str, Any]]:
-    """Bytes of each device by owner, from the last snapshot of it; nothing where an OOM record says it."""
+    """Bytes of each device by owner, from the last snapshot of it; nothing where an OOM record says it.
+
+    `of` keeps these rows apart from those of nvidia-smi, which hold the same bytes at another time.
+    """
     if run.rows("oom"):
         return []
     out: list[dict[str, Any]] = []
@@ -43,6 +46,7 @@ def ledger(run: Run) -> list[dict[str, Any]]:
                 {
                     "device": shot.device, "rank": shot.rank, "owner": owner, "bytes": held,
                     "source": shot.source, "where": f"device {shot.device}", "note": note,
+                    "of": "PyTorch's pools in its snapshot",
                 }
                 for owner, held, note in rows
                 if held

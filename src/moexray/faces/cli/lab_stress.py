@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import sys
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -65,7 +65,7 @@ def command(out: Path, form: str, limits_file: Path | None, *, force: bool, **op
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
-    say(json.dumps(document, indent=1) if form == "json" else _text(document))
+    say(json_text(document) if form == "json" else _text(document))
 
 
 def _run(out: Path, limits_file: Path | None, options: dict[str, Any]) -> dict[str, Any]:

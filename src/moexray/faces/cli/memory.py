@@ -92,9 +92,8 @@ def _limits(options: dict[str, Any]) -> Limits:
 
 def _check_found(found: Sized, run: Run) -> None:
     if not found:
-        reasons = "; ".join(f"{s.path}: {s.reason}" for s in run.skipped[:3]) or "none in what was given"
         raise UsageError(
-            f"no allocator snapshot ({reasons})",
+            f"no allocator snapshot ({run.nothing_found()})",
             hint="torch.cuda.memory._dump_snapshot(); see docs/capture.md",
         )
 

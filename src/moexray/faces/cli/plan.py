@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import sys
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -72,7 +72,7 @@ def command(paths: tuple[str, ...], output: Path | None, form: str, **options: A
         say(f"error: {why}", err=True)
         sys.exit(2)
     if form == "json":
-        say(json.dumps(document))
+        say(json_text(document, indent=None))
     else:
         say(_text(seen, made, document, output, options))
 
@@ -170,7 +170,8 @@ def _layer(y: Layer) -> dict[str, Any]:
 def _write(output: Path, made: Plan, document: dict[str, Any], options: dict[str, Any]) -> None:
     from moexray.whatif.placement_files import engine_file
 
-    text = engine_file(made, options["engine"]) if options["engine"] else json.dumps(document) + "\n"
+    engine = options["engine"]
+    text = engine_file(made, engine) if engine else json_text(document, indent=None) + "\n"
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as why:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -111,7 +111,7 @@ def _json(cases: list[Case], capacity: int | None) -> str:
             for recording, stream, trials in cases
         ],
     }
-    return json.dumps(document, indent=1)
+    return json_text(document)
 
 
 def _row(stream: Stream, t: Trial) -> dict[str, Any]:

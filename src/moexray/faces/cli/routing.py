@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from itertools import pairwise
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def command(paths: tuple[str, ...], ep: int | None, form: str) -> None:
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
-    say(json.dumps(document, indent=1) if form == "json" else _text(document))
+    say(json_text(document) if form == "json" else _text(document))
 
 
 def describe(run: Run, ep: int | None = None) -> dict[str, Any]:
@@ -200,6 +200,8 @@ def _gates(run: Run) -> list[dict[str, Any]]:
     out = []
     for batch in run.batches("logits"):
         counts, labels = gate_windows(batch, MIN_WINDOW)
+        if not len(counts):
+            continue
         middle = len(counts) // 2
         halves = compare(labels, counts[:middle], counts[middle:]) if middle else []
         out.append(

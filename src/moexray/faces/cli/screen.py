@@ -6,7 +6,8 @@ import re
 import textwrap
 from typing import TYPE_CHECKING, Any
 
-from moexray.faces.numbers import counted, human
+from moexray.faces.chains import paths
+from moexray.faces.numbers import counted, human_fact
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -24,6 +25,7 @@ BRIEF = 2 * WIDTH - 10  # characters of a claim that was told for another rank o
 
 PAIRS = re.compile(r"\w+=\S+(?: \w+=\S+)*")
 SIZED = re.compile(r"(\w+)_(bytes|ratio|s|ms|us|ns)=(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
+LONG = re.compile(r"^-?\d{1,3}\.\d{3,}$")
 
 NOTHING = (
     "no verdict: nothing in what was given could be used",
@@ -164,29 +166,7 @@ def _inputs(document: Mapping[str, Any], *, whole: bool) -> list[str]:
 
 
 def _chains(document: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    """The chains from causes to effects, without those that only cut a longer one short."""
-    effects: dict[str, list[str]] = {}
-    for edge in document.get("chain", []):
-        effects.setdefault(edge["from"], []).append(edge["to"])
-    roots = [c for c in effects if not any(c in e for e in effects.values())]
-    chains: list[tuple[str, ...]] = []
-
-    def follow(path: tuple[str, ...]) -> None:
-        onward = [e for e in dict.fromkeys(effects.get(path[-1], ())) if e not in path]
-        if not onward and len(path) > 1:
-            chains.append(path)
-        for effect in onward:
-            follow((*path, effect))
-
-    for root in roots:
-        follow((root,))
-    return [c for c in chains if not any(c != other and _within(c, other) for other in chains)]
-
-
-def _within(short: tuple[str, ...], long: tuple[str, ...]) -> bool:
-    """Whether `long` holds all of `short` in its order."""
-    rest = iter(long)
-    return all(part in rest for part in short)
+    return paths((edge["from"], edge["to"]) for edge in document.get("chain", []))
 
 
 def _readable(text: str) -> str:
@@ -201,9 +181,14 @@ def _readable(text: str) -> str:
 def _pair(pair: str) -> str:
     if sized := SIZED.fullmatch(pair):
         name, unit, value = sized.groups()
-        return f"{name.replace('_', ' ')} {human(float(value), unit)}"
+        return f"{name.replace('_', ' ')} {human_fact(float(value), unit)}"
     name, _, value = pair.partition("=")
-    return f"{name.replace('_', ' ')} {value}"
+    return f"{name.replace('_', ' ')} {LONG.sub(_cut, value)}"
+
+
+def _cut(number: re.Match[str]) -> str:
+    """A long decimal in four digits."""
+    return f"{float(number[0]):.4g}"
 
 
 def _brief(text: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import human
 
@@ -63,7 +63,7 @@ def command(paths: tuple[str, ...], form: str) -> None:
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
-    say(json.dumps(document, indent=1) if form == "json" else _text(document))
+    say(json_text(document) if form == "json" else _text(document))
 
 
 def describe(run: Run) -> dict[str, Any]:
@@ -77,10 +77,9 @@ def describe(run: Run) -> dict[str, Any]:
 
     captures = survey(run)
     if not captures:
-        reasons = "; ".join(f"{s.path}: {s.reason}" for s in run.skipped[:3])
         raise UsageError(
             "no trace to look at",
-            where=reasons or "nothing of the kind in what was given",
+            where=run.nothing_found(),
             hint="a torch.profiler trace or an Nsight Systems export; see docs/capture.md",
         )
     out: dict[str, list[dict[str, Any]]] = {

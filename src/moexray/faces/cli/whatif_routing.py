@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def routing(paths: tuple[str, ...], policies: tuple[str, ...], form: str, **opti
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
-    say(json.dumps(document, indent=1) if form == "json" else _text(document))
+    say(json_text(document) if form == "json" else _text(document))
 
 
 def describe(

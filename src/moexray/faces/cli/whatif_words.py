@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.json_text import json_text
 from moexray.faces.numbers import counted, human
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def document(study: Study, seconds: float) -> str:
         ],
         "seconds": round(seconds, 3),
     }
-    return json.dumps(out, indent=1)
+    return json_text(out)
 
 
 def _trials(study: Study) -> list[Trial]:

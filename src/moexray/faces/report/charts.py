@@ -2,11 +2,10 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Any
 
 from moexray.analyse.thin import extremes, longest
-from moexray.faces.numbers import human
+from moexray.faces.numbers import human, human_moment
 from moexray.faces.report.fields import Fields, each, listed, named, number, whole
 from moexray.faces.report.safe import clean, fold, short_id
 from moexray.faces.report.tables import Table, table
@@ -248,11 +247,7 @@ def _origin(first: float, last: float) -> float:
 def _clock(seconds: float) -> str:
     """Give a time in s as a UTC clock time when it counts from 1970, else in plain seconds."""
     if seconds > _EPOCH_S:
-        try:
-            moment = datetime.fromtimestamp(seconds, tz=UTC)
-        except (OverflowError, OSError, ValueError):
-            return f"{human(seconds, 'count')} s"
-        return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+        return human_moment(seconds)
     return f"{human(seconds, 'count')} s of the source's clock"
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from moexray.faces.chains import paths
 from moexray.faces.numbers import human
 from moexray.faces.report.fields import Fields, each, listed, named, number, whole
 from moexray.faces.report.safe import clean, fold, short_id
@@ -93,7 +94,8 @@ def ledger(document: Fields) -> tuple[tuple[Bill, ...], Table | None]:
         return (), None
     groups: dict[str, list[Fields]] = {}
     for entry in entries:
-        groups.setdefault(_place(entry), []).append(entry)
+        part = named(entry, "of")
+        groups.setdefault(_place(entry) + (f": {part}" if part else ""), []).append(entry)
     owners = dict.fromkeys(named(entry, "owner", "unknown") for entry in entries)
     named_owners = [owner for owner in owners if owner.lower() not in _NEUTRAL]
     colours = {owner: f"c{index % _COLOURS}" for index, owner in enumerate(named_owners)}
@@ -190,21 +192,14 @@ def chains(document: Fields) -> tuple[tuple[tuple[str, str], ...], ...]:
 
     Returns:
         Paths of (id, what leads from it to the next); the last step of a path has the text "".
-        Each edge is used once, so a circle ends.
+        A circle ends where it meets itself.
     """
-    left = [
+    edges = [
         (short_id(edge.get("from")), short_id(edge.get("to")), str(fold(edge.get("text"), at=200)))
         for edge in each(document, "chain")
     ]
-    left = [edge for edge in left if edge[0] and edge[1]][:_MAX_EDGES]
-    paths = []
-    while left:
-        effects = {effect for _, effect, _ in left}
-        at = next((cause for cause, _, _ in left if cause not in effects), left[0][0])
-        path = []
-        while step := next((edge for edge in left if edge[0] == at), None):
-            left.remove(step)
-            path.append((at, step[2]))
-            at = step[1]
-        paths.append((*path, (at, "")))
-    return tuple(paths)
+    known = {(cause, effect): text for cause, effect, text in edges[:_MAX_EDGES] if cause and effect}
+    return tuple(
+        tuple((at, known.get((at, to), "")) for at, to in zip(path, (*path[1:], ""), strict=True))
+        for path in paths(known)
+    )

@@ -2,10 +2,9 @@
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from moexray.core.pattern import lazy
-from moexray.faces.numbers import human
+from moexray.faces.numbers import human, human_fact, human_moment
 from moexray.faces.report.fields import Fields, each, listed, named, number
 from moexray.faces.report.safe import Folded, fold, relative_href, short_id
 
@@ -39,7 +38,6 @@ _CODE = lazy(
 )
 _PAIR = lazy(r"(?<!\w)\w{1,60}_(bytes|s|ms|us|ns)=(-?\d{1,19}(?:\.\d{1,19})?)(?![\w.])")
 _LINE = lazy(r"(?:lines?\s+|L)?(\d+(?:\s*[-–]\s*\d+)?)", re.IGNORECASE)
-_EPOCH_NS = 10**17  # later than 1973 when counted from 1970; uptimes stay below
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +185,7 @@ def _with_units(text: str) -> tuple[Piece, ...]:
     for hit in _PAIR.finditer(text):
         raw = hit.group(2)
         out.append(Piece(text[end : hit.end()]))
-        out.append(Piece(human(float(raw) if "." in raw else int(raw), hit.group(1)), "human"))
+        out.append(Piece(human_fact(float(raw) if "." in raw else int(raw), hit.group(1)), "human"))
         end = hit.end()
     out.append(Piece(text[end:]))
     return tuple(piece for piece in out if piece.text)
@@ -235,11 +233,4 @@ def _step_words(value: float) -> str:
 
 
 def _time_words(value: float) -> str:
-    """Give a time in ns as a UTC clock time when it counts from 1970, else as a time span."""
-    if value < _EPOCH_NS:
-        return human(value, "ns")
-    try:
-        moment = datetime.fromtimestamp(value / 1e9, tz=UTC)
-    except (OverflowError, OSError, ValueError):
-        return human(value, "ns")
-    return moment.strftime("%Y-%m-%d %H:%M:%S.%f")[:-3] + " UTC"
+    return human_moment(value / 1e9)
