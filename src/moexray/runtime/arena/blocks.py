@@ -45,7 +45,7 @@ class ArenaFigures:
         moved_bytes: Bytes moved by them.
         used_bytes: Given now.
         peak_bytes: Most ever given.
-        high_water_bytes: End of the highest block since the last compaction.
+        high_water_bytes: End of the highest block ever given.
         free_bytes: Not given.
         largest_free_bytes: Largest request that fits without a move.
     """
@@ -172,8 +172,9 @@ class Arena:
         with self.lock:
             before = self._moved
             rows = self._rows()
-            plan = self._slid(rows, 0, len(rows))
-            self._move(plan, self._rebuilt(plan))
+            plan, _ = self._slid(rows, 0, len(rows))
+            self._policy = self._with(plan)
+            self._move(plan)
             return self._moved - before
 
     def figures(self) -> ArenaFigures:
@@ -208,22 +209,22 @@ class Arena:
         """Moves the cheapest run of blocks that lets the request fit, else all; where it then lies."""
         rows = self._rows()
         for first, stop in (self._cheapest(rows, size), (0, len(rows))):
-            plan = self._slid(rows, first, stop)
-            if plan:
-                policy = self._rebuilt(plan)
-                offset = self._fitted(policy, size, plan[-1])
-                if offset is not None:
-                    self._move(plan, policy)
-                    return offset
+            plan, hole = self._slid(rows, first, stop)
+            policy = self._with(plan)
+            offset = self._fitted(policy, size, hole)
+            if offset is not None:
+                self._policy = policy
+                self._move(plan)
+                return offset
+            if policy is self._policy:
+                _shift(policy, [(to, _at(block)) for block, to in plan])
         return None
 
-    def _fitted(self, policy: Policy, size: int, last: tuple[Block, int]) -> int | None:
-        """Places a request; behind the last block that moved where the policy passes that hole over."""
+    def _fitted(self, policy: Policy, size: int, hole: int) -> int | None:
+        """Places a request; in the hole where the policy passes it over."""
         offset = policy.allocate(size)
         if offset is not None or isinstance(policy, Buddy | Segregated):
             return offset
-        block, to = last
-        hole = to + self._given(block)
         try:
             policy.claim(hole, -(-size // self.alignment) * self.alignment)
         except UsageError:
@@ -261,8 +262,8 @@ class Arena:
                 cost += self._given(rows[i])
         return found
 
-    def _slid(self, rows: list[Block], first: int, stop: int) -> list[tuple[Block, int]]:
-        """(block, new offset) of the rows first .. stop - 1 that move; none of them moves upwards."""
+    def _slid(self, rows: list[Block], first: int, stop: int) -> tuple[list[tuple[Block, int]], int]:
+        """(block, new offset) of the rows first .. stop - 1 that move, all downwards; where the last ends."""
         plan = []
         end = _at(rows[first - 1]) + self._given(rows[first - 1]) if first else 0
         for block in rows[first:stop]:
@@ -274,18 +275,21 @@ class Arena:
                     plan.append((block, to))
                     at = to
             end = at + given
-        return plan
+        return plan, end
 
-    def _rebuilt(self, plan: list[tuple[Block, int]]) -> Policy:
-        """A policy in which the blocks lie as planned."""
+    def _with(self, plan: list[tuple[Block, int]]) -> Policy:
+        """The policy with the blocks where the plan puts them: changed, or a new one where cells must go."""
+        moves = [(_at(block), to) for block, to in plan]
+        if not isinstance(self._policy, Segregated):
+            _shift(self._policy, moves)
+            return self._policy
         policy = type(self._policy)(self.capacity, self.alignment)
-        used = dict(self._policy.used)
-        moved = {to: used.pop(_at(block)) for block, to in plan}
-        for offset, given in sorted({**used, **moved}.items()):
+        goes = dict(moves)
+        for offset, given in sorted((goes.get(at, at), given) for at, given in self._policy.used.items()):
             policy.claim(offset, given)
         return policy
 
-    def _move(self, plan: list[tuple[Block, int]], policy: Policy) -> None:
+    def _move(self, plan: list[tuple[Block, int]]) -> None:
         """Carries a plan out, lowest block first: each lands on bytes that are free by then."""
         for block, to in plan:
             self.memory.move(_at(block), to, block.size)
@@ -296,7 +300,15 @@ class Arena:
             block.moved(to)
             self._blocks[to] = block
         self._compactions += bool(plan)
-        self._policy = policy
+
+
+def _shift(policy: Policy, moves: list[tuple[int, int]]) -> None:
+    """Lets a policy know of blocks that go from one offset to another, all at once."""
+    given = [policy.used[at] for at, _ in moves]
+    for at, _ in moves:
+        policy.free(at)
+    for (_, to), size in zip(moves, given, strict=True):
+        policy.claim(to, size)
 
 
 def _at(block: Block) -> int:
