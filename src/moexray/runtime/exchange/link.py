@@ -14,8 +14,9 @@ from moexray.core.errors import ExchangeError
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Iterable
 
-__all__ = ["Link", "aborted", "state"]
+__all__ = ["Link", "aborted", "ready", "state"]
 
 _STATES = {"T": "is stopped (SIGSTOP)", "t": "is stopped by a debugger", "D": "hangs in the kernel (state D)"}
 
@@ -45,7 +46,7 @@ class Link:
 
     def is_dead(self, wait_s: float = 0.0) -> bool:
         """Its process ended."""
-        return self.pidfd >= 0 and bool(select.select([self.pidfd], [], [], wait_s)[0])
+        return self.pidfd >= 0 and bool(ready([self.pidfd], wait_s))
 
     def close(self) -> None:
         """Gives back both descriptors."""
@@ -53,6 +54,14 @@ class Link:
         if self.pidfd >= 0:
             os.close(self.pidfd)
             self.pidfd = -1
+
+
+def ready(fds: Iterable[int], wait_s: float, events: int = select.POLLIN) -> set[int]:
+    """Which of them are ready, or have failed (`select` takes no descriptor above 1023)."""
+    poll = select.poll()
+    for fd in fds:
+        poll.register(fd, events)
+    return {fd for fd, _ in poll.poll(wait_s * 1000)}
 
 
 def aborted(link: Link, text: bytes, where: str) -> ExchangeError:

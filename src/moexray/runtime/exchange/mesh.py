@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from moexray.core.errors import ExchangeError
-from moexray.runtime.exchange.link import Link, aborted, state
+from moexray.runtime.exchange.link import Link, aborted, ready, state
 from moexray.runtime.exchange.wire import MAX_PACKET_BYTES, Kind, Message, pack, unpack
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ class Mesh:
                 else:
                     link.socket.send(packet)
             except BlockingIOError:
-                if not select.select([], [link.socket], [], self.timeout_s)[1]:
+                if not ready([link.socket.fileno()], self.timeout_s, select.POLLOUT):
                     raise self._silent([link]) from None
             except OSError:
                 raise self._why_gone(link) from None
@@ -148,24 +148,24 @@ class Mesh:
         if now - self._turn_s > self.timeout_s / 4:
             self._forgive(now)  # this rank itself was stopped or starved: it cannot judge the others
         if not idle:
-            ready = self._poll.poll(0)
+            events = self._poll.poll(0)
         else:
             self._speak_up(now)
             due_s = min(link.heard_s for link in self._pending.values()) + self.timeout_s
             wake_s = max(now, min(due_s, self._spoke_s + self.timeout_s / 4))
-            ready = self._poll.poll((wake_s - now) * 1000 + 1)
+            events = self._poll.poll((wake_s - now) * 1000 + 1)
             began, now = now, time.monotonic()
             self.waits += 1
             self.wait_ns += int((now - began) * 1e9)
             if now - wake_s > self.timeout_s / 4:
                 self._forgive(now)
         self._turn_s = now
-        if not ready and idle:
+        if not events and idle:
             overdue_s = now - self.timeout_s
             late = {link.rank: link for link in self._pending.values() if link.heard_s <= overdue_s}
             if late:
                 raise self._silent(list(late.values()))
-        found = {self._pending[fd].rank: self._pending[fd] for fd, _ in ready}
+        found = {self._pending[fd].rank: self._pending[fd] for fd, _ in events}
         return list(found.values())
 
     def receive(self, link: Link, fds: list[int] | None = None) -> Message | None:
@@ -295,14 +295,11 @@ class Mesh:
     def _why_gone(self, link: Link) -> ExchangeError:
         """The peer is gone: its last words, if there are any."""
         try:
-            while self._packet_is_waiting(link):
+            while ready([link.socket.fileno()], 0):
                 self.receive(link)
         except ExchangeError as why:
             return why
         return self._ended(link)
-
-    def _packet_is_waiting(self, link: Link) -> bool:
-        return bool(select.select([link.socket], [], [], 0)[0])
 
     def _ended(self, link: Link) -> ExchangeError:
         if link.is_dead(min(_DEATH_S, self.timeout_s)):

@@ -10,14 +10,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import socket
 import struct
 import time
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ExchangeError, UsageError
-from moexray.runtime.exchange.link import Link, aborted
+from moexray.runtime.exchange.link import Link, aborted, ready
 from moexray.runtime.exchange.mesh import Mesh
 from moexray.runtime.exchange.wire import (
     MAX_PACKET_BYTES,
@@ -149,9 +148,8 @@ class _Meeting:
         """
         if self._is_late():
             raise _missing(self.group, [r for r in range(self.world) if r not in {self.rank, *self.greeted}])
-        quiet = [link.socket for link in self.links.values() if link.rank not in self.greeted]
-        ready = select.select([listener, *quiet], [], [], self._step_s)[0]
-        if listener in ready:
+        quiet = [link.socket.fileno() for link in self.links.values() if link.rank not in self.greeted]
+        if listener.fileno() in ready([listener.fileno(), *quiet], self._step_s):
             self._accept(listener)
         self._hear()
 
