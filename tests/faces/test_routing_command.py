@@ -149,3 +149,25 @@ def test_gate_probabilities_drift_without_choices(tmp_path):
     np.savez(tmp_path / "g.npz", router_logits=logits[None])
     [gate] = document(tmp_path / "g.npz")["gates"]
     assert gate["change_tokens"] == [1920]
+
+
+def test_one_expert_has_no_entropy_and_the_document_stays_json(tmp_path):
+    result = run(counts(tmp_path / "a.npz", [[[6], [4]]]), "--format", "json")
+    doc = json.loads(result.output, parse_constant=pytest.fail)
+    assert [x["entropy"] for x in doc["layers"]] == [None, None]
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_scores_that_are_no_numbers(tmp_path, bad):
+    np.savez(tmp_path / "a.npz", router_logits=np.full((2, 300, 8), bad, np.float32))
+    result = run(tmp_path / "a.npz")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "no counts or choices" in result.stderr
+
+
+@pytest.mark.parametrize("label", [None, "x", float("nan"), 2**63])
+def test_layers_with_odd_labels_are_counted(tmp_path, label):
+    (tmp_path / "a.json").write_text(json.dumps({"m/d": {"layers": [label, 1], "counts": [[1, 2, 3, 4], [4, 3, 2, 1]]}}))
+    doc = document(tmp_path / "a.json")
+    assert {x["layer"] for x in doc["layers"]} == {0, 1}
+    assert any("no whole numbers" in p["text"] for p in doc["problems"])

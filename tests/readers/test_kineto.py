@@ -252,3 +252,14 @@ def test_a_list_that_is_no_trace_is_left_to_others():
 def test_a_base_beside_epoch_times_is_ignored():
     assert kineto_finish._base({"baseTimeNanoseconds": 5}, np.array([1.7e15])) == 0
     assert kineto_finish._base({"baseTimeNanoseconds": "x"}, np.array([1.0])) == 0
+
+
+@pytest.mark.parametrize("odd", [[], [1], {}, "x"])
+@pytest.mark.parametrize("key", ["ts", "dur", "correlation", "device", "stream"])
+def test_values_that_are_no_numbers_in_every_event(key, odd):
+    events = [{"ph": "X", "cat": "kernel", "name": "k", "ts": i, "dur": 1, "args": {"device": 0}} for i in range(3)]
+    for event in events:
+        (event if key in event else event["args"])[key] = odd
+    reading, reason = read(json.dumps({"traceEvents": events}))
+    assert reason is None or "report" not in reason
+    assert reading.rows == 3

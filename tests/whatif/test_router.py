@@ -129,3 +129,24 @@ def test_scores_without_k_say_what_to_give(tmp_path, logits):
     result = run(saved(tmp_path / "l.npz", router_logits=logits))
     assert result.exit_code == 2
     assert "--top-k" in result.output
+
+
+def test_layers_without_a_usable_row_are_left_out(tmp_path, logits):
+    whole = document(saved(tmp_path / "l.npz", router_logits=logits[:1]), "--top-k", 4, "--policy", "salted")
+    odd = np.concatenate([logits[:1], np.full_like(logits[:1], np.inf)])
+    rest = document(saved(tmp_path / "o.npz", router_logits=odd), "--top-k", 4, "--policy", "salted")
+    assert rest["policies"][0]["load_std_before"] == whole["policies"][0]["load_std_before"]
+
+
+@pytest.mark.parametrize("ids", [np.zeros((2, 50, 4), np.int64), np.full((2, 50, 2), 2_000_000) + np.arange(2)])
+def test_choices_that_cannot_be_tried_are_refused(tmp_path, ids):
+    """One expert four times in a token; ids so large that the scores would fill the memory."""
+    result = run(saved(tmp_path / "i.npz", topk_ids=ids), "--format", "json")
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "experts are too many" in result.stderr or "no token has usable" in result.stderr
+
+
+def test_choices_of_all_experts(tmp_path):
+    ids = np.tile(np.arange(3), (1, 40, 1))
+    [row] = document(saved(tmp_path / "i.npz", topk_ids=ids), "--policy", "capacity:mode=drop")["policies"][:1]
+    assert row["ties_share"] == 0

@@ -194,17 +194,19 @@ def gate_windows(batch: Batch, tokens: int) -> tuple[np.ndarray, np.ndarray]:
         tokens: Tokens of a window.
 
     Returns:
-        ([windows, layers, experts], [layers] labels).
+        ([windows, layers, experts], [layers] labels); no windows where no token has sound scores.
     """
     layer, values = np.asarray(batch.columns["layer"]), batch.columns["values"]
     labels = np.unique(layer)
     parts = []
     for label in labels:
-        rows = np.asarray(values[layer == label], np.float32)
+        rows = np.asarray(values[layer == label], np.float64)
         if batch.attrs.get("kind") != "probs":
             rows = np.exp(rows - rows.max(axis=1, keepdims=True))
         rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-30)
         edges = np.arange(0, max(len(rows) - tokens + 1, 1), tokens)
         parts.append(np.add.reduceat(rows[: edges[-1] + tokens], edges, axis=0))
+    if not parts:
+        return np.zeros((0, 0, values.shape[1])), labels
     shortest = min(map(len, parts))
     return np.stack([p[:shortest] for p in parts], axis=1), labels

@@ -112,6 +112,12 @@ class Run:
         """Array batches of a big table, one per file (or per file and device)."""
         return self.arrays.get(table, ())
 
+    def nothing_found(self) -> str:
+        """Why a table may be empty, for errors: files that gave nothing, then what was wrong with others."""
+        told = [f"{s.path}: {s.reason}" for s in self.skipped]
+        told += [f"{path}: {problem.text}" for path, problem in self.problems]
+        return "; ".join(dict.fromkeys(told[:3])) or "nothing of the kind in what was given"
+
     def by_source(self, table: str) -> Iterator[tuple[str, tuple[Row, ...]]]:
         """Rows grouped by file, in the order of the files."""
         groups: dict[str, list[Row]] = {}

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import importlib
-import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.json_text import finite
 from moexray.core.limits import Limits
 from moexray.core.redact import redact
 from moexray.diagnose import EXHIBITS, RULES
@@ -64,19 +64,8 @@ class Diagnosis:
         }
         if self.failures:
             out["failures"] = list(self.failures)
-        whole: dict[str, Any] = _finite({**out, **{k: v for k, v in self.exhibits.items() if v}})
+        whole: dict[str, Any] = finite({**out, **{k: v for k, v in self.exhibits.items() if v}})
         return whole
-
-
-def _finite(value: Any) -> Any:
-    """The same document with null for NaN and infinity, which JSON does not know."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
 
 
 def diagnose(run: Run, limits: Limits | None = None, *, secrets: bool = False) -> Diagnosis:

@@ -56,9 +56,12 @@ class Ids(dict[Any, int]):
 def numbers(values: Sequence[Any]) -> NDArray[np.float64]:
     """Floats of JSON values: numbers, numbers in quotes; NaN for all else."""
     try:
-        return np.array(values, dtype=np.float64)
+        found = np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
-        return np.array([_number(v) for v in values], dtype=np.float64)
+        found = np.empty(0)
+    if found.shape == (len(values),):
+        return found
+    return np.array([_number(v) for v in values], dtype=np.float64)  # one by one where lists are among them
 
 
 def _number(value: Any) -> float:

@@ -87,10 +87,9 @@ def recordings(run: Run) -> list[Recording]:
     found, left = collect(run)
     if not found:
         said = "; ".join(f"{x.source}, device {x.device}: {x.reason}" for x in left[:3])
-        reasons = "; ".join(f"{s.path}: {s.reason}" for s in run.skipped[:3])
         raise UsageError(
             "no history to replay",
-            where=said or f"no allocator snapshot was read, no profile with memory events {reasons}".strip(),
+            where=said or f"no allocator snapshot, no profile with memory events: {run.nothing_found()}",
             hint="record with torch.cuda.memory._record_memory_history(); see docs/capture.md",
         )
     return found

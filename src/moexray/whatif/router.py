@@ -19,7 +19,7 @@ from moexray.algorithms.placement import place, trivial
 from moexray.algorithms.policy_text import split_policy
 from moexray.algorithms.replication import token_costs
 from moexray.analyse.routing import config
-from moexray.core.errors import UsageError
+from moexray.core.errors import LimitError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ __all__ = [
 ]  # fmt: skip
 
 AGREE = 0.99  # of recorded choices that the plain top-k must give: rounding flips a few
+MOST = 1 << 26  # scores in memory at once, 4 bytes each; a layer is copied about four times in a policy
 COMPILED_FROM = 4_000  # tokens x layers above which compiling pays
 SMALL, CLEAR = 0.01, 0.10  # relative change of the load's standard deviation: below is none, small, clear
 
@@ -154,6 +155,7 @@ def recorded_scores(run: Run, top_k: int | None, groups: Groups | None) -> list[
     if not made:
         raise UsageError(
             "no router scores or choices to try policies on",
+            where=run.nothing_found(),
             hint="record router logits (transformers: output_router_logits=True); see docs/capture.md",
         )
     return [_choices(batch) for batch in made]
@@ -163,17 +165,41 @@ def _choices(batch: Batch) -> Scores:
     """Choices as scores: the order in which they stand, or their weights; all other experts -inf."""
     layer, ids = np.asarray(batch.columns["layer"]), np.asarray(batch.columns["ids"])
     experts = max(int(batch.attrs.get("num_experts") or 0), int(ids.max()) + 1)
+    rows = max(len(ids), 4 * int(np.unique(layer, return_counts=True)[1].max()))
+    if rows * experts > MOST:
+        raise LimitError(
+            f"{len(ids):,} rows of choices among {experts:,} experts are too many to try policies on",
+            where=batch.source,
+            hint="check the largest id; else give fewer tokens",
+        )
     given = batch.columns.get("scores")
     ranked = -np.arange(ids.shape[1], dtype=np.float32) + np.zeros(ids.shape, np.float32)
     worth = ranked if given is None else np.log(np.maximum(np.asarray(given, np.float32), 1e-30))
     values = np.full((len(ids), experts), -np.inf, np.float32)
-    rows, columns = np.nonzero(ids >= 0)
-    values[rows, ids[rows, columns]] = worth[rows, columns]
+    token, place = np.nonzero(ids >= 0)
+    values[token, ids[token, place]] = worth[token, place]
     sound = np.isfinite(values).sum(axis=1) == ids.shape[1]
-    labels = tuple(int(y) for y in np.unique(layer))
-    parts = tuple(values[sound & (layer == y)] for y in labels)
+    labels, parts = _by_layer(batch, layer, values, sound)
     k = ids.shape[1]
     return Scores(batch.source, labels, parts, k, "the recorded choices", None, "", choices_only=True)
+
+
+def _by_layer(
+    batch: Batch, layer: np.ndarray, values: np.ndarray, sound: np.ndarray
+) -> tuple[tuple[int, ...], tuple[np.ndarray, ...]]:
+    """Labels and sound rows of the layers that have any.
+
+    Raises:
+        UsageError: there is no such layer.
+    """
+    labels = tuple(int(y) for y in np.unique(layer[sound]))
+    if not labels:
+        raise UsageError(
+            "no token has usable scores or choices",
+            where=batch.source,
+            hint="NaN, inf and an expert chosen twice by one token cannot be tried; record again",
+        )
+    return labels, tuple(values[sound & (layer == y)] for y in labels)
 
 
 def _scores(run: Run, batch: Batch, top_k: int | None, groups: Groups | None) -> Scores:
@@ -202,8 +228,7 @@ def _scores(run: Run, batch: Batch, top_k: int | None, groups: Groups | None) ->
                 hint="the engine routes by groups or a bias: state --groups and --topk-groups, or record the "
                 "scores that it selects by",
             )
-    labels = tuple(int(y) for y in np.unique(layer))
-    parts = tuple(values[layer == y] for y in labels)
+    labels, parts = _by_layer(batch, layer, values, np.ones(len(layer), dtype=bool))
     return Scores(batch.source, labels, parts, k, where, agree, str(batch.attrs.get("precision", "")))
 
 
@@ -280,7 +305,9 @@ def _layer(
     first, second = (np.bincount(c.ids[c.ids >= 0], minlength=experts).astype(float) for c in (before, after))
     slots = None if shape is None else _slots(first, shape)
     kept = (after.ids[:, :, None] == before.ids[:, None, :]).any(axis=2) & (after.ids >= 0)
-    ranked = -np.partition(-routers.rounded(logits, precision), [k - 1, k], axis=1)[:, k - 1 : k + 1]
+    ranked = np.zeros((1, 2))
+    if k < experts:
+        ranked = -np.partition(-routers.rounded(logits, precision), [k - 1, k], axis=1)[:, k - 1 : k + 1]
     return {
         "load_std_before": float(first.std()),
         "load_std_after": float(second.std()),
@@ -288,7 +315,7 @@ def _layer(
         "balancedness_after": _even(second, slots, shape),
         "flipped_share": float(1 - kept.mean()),
         "dropped_share": float((after.ids < 0).mean()),
-        "ties_share": float((ranked[:, 0] == ranked[:, 1]).mean()),
+        "ties_share": float((ranked[:, 0] == ranked[:, 1]).mean()) if k < experts else 0.0,
         "output_change": float(_moved_weight(before, after).mean()),
     }
 

@@ -10,7 +10,7 @@ import click
 from moexray.core.errors import MoexrayError, UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
-from moexray.faces.numbers import human
+from moexray.faces.numbers import counted, human
 
 if TYPE_CHECKING:
     import numpy as np
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "describe"]
 
 LONGEST = 2_000  # gaps listed per rank
-SHOWN = 8  # gaps, collectives and steps in the text
+SHOWN = 5  # gaps and collectives in the text
 SHORT_NS = 5_000  # gaps below are the pace of launches; they count in the sums
 WORDS = {
     "allocator": "allocator call",
@@ -35,7 +35,7 @@ WORDS = {
     "gc": "garbage collection",
     "operator": "operator overhead",
     "python": "Python",
-    "none": "host, nothing recorded",
+    "none": "nothing recorded on the host",
     "released_by_comm": "released by communication",
     "released_by_compute": "released by another stream",
     "overlapped_by_comm": "overlapped by communication",
@@ -89,7 +89,7 @@ def describe(run: Run) -> dict[str, Any]:
         clocks = _clocks(capture)
         for profile in capture.profiles:
             found = attribute(profile)
-            out["ranks"].append(_rank(profile, clocks.get(id(profile))))
+            out["ranks"].append(_rank(profile, clocks.get(id(profile)), {g.of.device for g in found}))
             out["streams"] += [_stream(profile, gaps) for gaps in found]
             out["gaps"] += _gaps(profile, found)
             if found:
@@ -112,7 +112,7 @@ def _clocks(capture: Capture) -> dict[int, dict[str, Any]]:
     return known
 
 
-def _rank(profile: Profile, clock: dict[str, Any] | None) -> dict[str, Any]:
+def _rank(profile: Profile, clock: dict[str, Any] | None, devices: set[int]) -> dict[str, Any]:
     from moexray.analyse.timeline import KERNEL, MEMCPY, MEMSET, Cover
 
     on = profile.of(KERNEL, MEMCPY, MEMSET)
@@ -122,6 +122,7 @@ def _rank(profile: Profile, clock: dict[str, Any] | None) -> dict[str, Any]:
     return {
         "rank": profile.rank,
         "source": profile.source,
+        "device_index": next(iter(devices)) if len(devices) == 1 else None,
         "span_s": span / 1e9,
         "busy_s": busy / 1e9,
         "clock_offset_ns": None if clock is None else clock["offset"],
@@ -167,6 +168,7 @@ def _gaps(profile: Profile, found: list[Gaps]) -> list[dict[str, Any]]:
         out.append(
             {
                 "rank": profile.rank,
+                "device_index": g.of.device,
                 "stream": g.of.stream,
                 "t_ns": int(g.start[i]),
                 "dur_ns": length,
@@ -236,31 +238,45 @@ def _collectives(c: Collectives) -> list[dict[str, Any]]:
 
 def _text(d: dict[str, Any]) -> str:
     out: list[str] = []
-    for r in d["ranks"]:
+    for i, r in enumerate(d["ranks"]):
         idle = 1 - r["busy_s"] / r["span_s"] if r["span_s"] else 0.0
         clock = ""
-        if r["clock_from_collectives"] and r["clock_offset_ns"] is not None and len(d["ranks"]) > 1:
+        if i and r["clock_from_collectives"] and r["clock_offset_ns"] is not None:
             error = human(r["clock_error_ns"] / 1e9, "s")
             clock = f"; clock {human(r['clock_offset_ns'] / 1e9, 's')} off the first rank's, within {error}"
-        who = f"rank {r['rank']}" if r["rank"] is not None else r["source"]
+        device = "" if r["device_index"] is None else f", device {r['device_index']}"
+        who = f"rank {r['rank']}" if r["rank"] is not None else r["source"] + device
         out.append(f"{who}: {human(r['span_s'], 's')} on the device, {idle:.1%} idle{clock}")
-        mine = [s for s in d["streams"] if s["source"] == r["source"] and s["rank"] == r["rank"]]
+        mine = [s for s in d["streams"] if all(s[k] == r[k] for k in ("source", "rank"))]
+        mine = [s for s in mine if r["device_index"] in (None, s["device_index"])]
         for s in [*mine[:1], *(s for s in mine[1:] if s["communication"])]:
             out += _stream_text(s)
         if rest := len([s for s in mine[1:] if not s["communication"]]):
-            out.append(f"  ({rest} more streams in --format json)")
+            out.append(f"  ({counted(rest, 'more stream')} in --format json)")
     if late := sorted(d["collectives"], key=lambda c: -c["lateness_s"])[:SHOWN]:
-        out += ["", f"collectives by waiting ({len(d['collectives'])} matched over the ranks):"]
-        out += [_collective_text(c) for c in late]
+        out += ["", *_came_last(d["collectives"])]
+        out += ["the collectives with the longest waiting:", *map(_collective_text, late)]
     main: dict[Any, Any] = {}  # the first stream of a device has most compute
     for s in d["streams"]:
-        main.setdefault((s["source"], s["rank"], s["device_index"]), (s["rank"], s["stream"]))
-    gaps = [g for g in d["gaps"] if (g["rank"], g["stream"]) in main.values()]
+        main.setdefault((s["source"], s["rank"], s["device_index"]), (s["rank"], s["device_index"], s["stream"]))
+    gaps = [g for g in d["gaps"] if (g["rank"], g["device_index"], g["stream"]) in main.values()]
     if longest := sorted(gaps, key=lambda g: -g["dur_ns"])[:SHOWN]:
         out += ["", "longest gaps of the main streams:", *map(_gap_text, longest)]
-    out += ["", "A gap is host time until the launch call of the next kernel returned, device wait after it."]
-    out.append("Released by: what ended within 10 us before the next kernel; overlap alone proves nothing.")
+    out += ["", "Busy: kernels, copies and fills. Released by: what ended within 10 us before the next kernel."]
+    out.append("A gap is host time until the launch call of the next kernel returned, device wait after it.")
+    out.append("next: moexray diagnose, on the same files and the logs beside them, names cause and remedy")
     return "\n".join(out)
+
+
+def _came_last(collectives: list[dict[str, Any]]) -> list[str]:
+    """Each rank that others waited for, the longest waiting first."""
+    waits: dict[int, list[float]] = {}
+    for c in collectives:
+        waits.setdefault(c["late_rank"], []).append(c["lateness_s"])
+    out = [f"who came last in {counted(len(collectives), 'collective')} that were matched over the ranks:"]
+    for rank, late in sorted(waits.items(), key=lambda w: -sum(w[1]))[:SHOWN]:
+        out.append(f"  rank {rank}: {counted(len(late), 'time')}, the first to come waited {human(sum(late), 's')} in sum")
+    return out
 
 
 def _parts(d: dict[str, Any]) -> list[tuple[str, int]]:
@@ -275,7 +291,7 @@ def _stream_text(s: dict[str, Any]) -> list[str]:
     kind = " (communication)" if s["communication"] else ""
     share = f"{s['busy_ns'] / s['span_ns']:.1%}" if s["span_ns"] else "all"
     span = human(s["span_ns"] / 1e9, "s")
-    out = [f"  stream {s['stream']}{kind}: busy {share} of {span}, {s['gaps']} gaps"]
+    out = [f"  stream {s['stream']}{kind}: busy {share} of {span}, {counted(s['gaps'], 'gap')}"]
     if idle:
         parts = [f"{WORDS[k]} {v / idle:.1%}" for k, v in _parts(s) if v / idle >= 0.005]
         out.append(f"    idle {human(idle / 1e9, 's')}: " + ", ".join(parts))
@@ -296,7 +312,7 @@ def _collective_text(c: dict[str, Any]) -> str:
 def _gap_text(g: dict[str, Any]) -> str:
     from moexray.analyse.timeline_comm import op_name
 
-    who = "" if g["rank"] is None else f"rank {g['rank']}, "
+    who = f"device {g['device_index']}, " if g["rank"] is None else f"rank {g['rank']}, "
     step = "" if g["step"] is None else f", step {g['step']}"
     parts = ", ".join(f"{WORDS[k]} {human(v / 1e9, 's')}" for k, v in _parts(g)[:3])
     by = f" [{op_name(g['released_by'])[:60]}]" if g["released_by"] else ""

@@ -10,7 +10,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
-from moexray.readers.shapes.routing_facts import Facts, batch_facts, check_cells, labels, layer_ids
+from moexray.readers.shapes.routing_facts import (
+    Facts,
+    batch_facts,
+    check_cells,
+    labels,
+    layer_ids,
+    whole_labels,
+)
 from moexray.readers.shapes.routing_tokens import arm_of, put_logits, put_routes
 from moexray.readers.shapes.routing_words import (
     axis_of,
@@ -49,6 +56,10 @@ def take_arrays(arrays: dict[str, Any], facts: Facts, source: Source, out: Readi
         facts.steps = arrays[name] if arrays[name].ndim == 1 else facts.steps
     for name in roles.get("layer", []):
         facts.layers = arrays[name] if arrays[name].ndim == 1 else facts.layers
+    for label, given in (("steps", facts.steps), ("layers", facts.layers)):
+        if given is not None and whole_labels(given) is None:
+            text = f"the {label} have labels that are no whole numbers; they are counted from 0"
+            out.problem("input.dirty_table", text, where=label, lost=0, values={})
     if _long_table(arrays, roles, facts, source, out):
         return True
     placed = [n for r in ("placement", "inverse") for n in roles.get(r, []) if arrays[n].ndim >= 1]
@@ -202,10 +213,11 @@ def _placement(array: np.ndarray, facts: Facts, source: Source, out: Reading, *,
     """Adds a placement of (slots), (layers, slots) or (steps, layers, slots)."""
     import numpy as np
 
-    if not np.isfinite(np.asarray(array, dtype=float)).all():
+    ids = whole_labels(array)
+    if ids is None:
         out.problem("input.dirty_table", "a placement holds values that are no expert ids", lost=None)
         return
-    array = np.asarray(array).astype(np.int64)
+    array = ids
     if inverse:
         array = _invert(array.reshape(1, -1, 1) if array.ndim == 1 else array.reshape(-1, *array.shape[-2:]))
     elif array.ndim == 1:

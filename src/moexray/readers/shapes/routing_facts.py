@@ -11,7 +11,7 @@ from moexray.core.errors import LimitError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Facts", "batch_facts", "check_cells", "labels", "layer_ids"]
+__all__ = ["Facts", "batch_facts", "check_cells", "labels", "layer_ids", "whole_labels"]
 
 MAX_CELLS = 32 << 20  # numbers in one array that is laid out here: 256 MiB
 
@@ -66,9 +66,22 @@ def labels(given: np.ndarray | None, size: int) -> np.ndarray:
     """The labels of the file if they fit, else 0, 1, ..."""
     import numpy as np
 
-    if given is not None and len(given) == size:
-        return np.asarray(given).astype(np.int64)
+    if given is not None and len(given) == size and (known := whole_labels(given)) is not None:
+        return known
     return np.arange(size, dtype=np.int64)
+
+
+def whole_labels(given: np.ndarray) -> np.ndarray | None:
+    """Labels as integers; None where one is no whole number, or beyond 2**53 (integers: 2**62)."""
+    import numpy as np
+
+    given = np.asarray(given)
+    if given.dtype.kind in "iub":
+        known = given.size == 0 or -(1 << 62) < int(given.min()) <= int(given.max()) < 1 << 62
+    else:
+        values = given.astype(float)
+        known = bool((np.abs(values) < 1 << 53).all() and (values == np.floor(values)).all())
+    return given.astype(np.int64) if known else None
 
 
 def layer_ids(facts: Facts, size: int) -> np.ndarray:
@@ -76,7 +89,7 @@ def layer_ids(facts: Facts, size: int) -> np.ndarray:
     import numpy as np
 
     if facts.layers is not None and len(facts.layers) == size:
-        return np.asarray(facts.layers).astype(np.int64)
+        return labels(facts.layers, size)
     if size == 1:
         return np.array([-1], np.int64)
     return np.arange(size, dtype=np.int64) + (facts.whole("first_layer") or 0)
