@@ -73,6 +73,22 @@ def test_text_names_rank_causes_and_clock(ranks):
     assert "rank 1 came last, the first waited 3.0 ms" in text
     assert "clock 250.0 µs off the first rank's" in text
     assert "longest gaps of the main streams" in text
+    assert "  rank 1: 12 times, the first to come waited 36.0 ms in sum" in text
+    assert text.count("off the first rank's") == 1  # the first rank has nothing to be compared with
+
+
+def test_two_devices_of_one_file_are_told_apart(tmp_path):
+    trace = Trace().kernel(0, 100).kernel(300, 100)
+    for at, length in ((0, 50), (400, 100)):
+        trace.slice("kernel", "other", at, length, pid=1, tid=9, device=1, stream=9)
+    path = trace.write(tmp_path / "t.json")
+    doc = document(path)
+    assert {(g["device_index"], g["stream"]) for g in doc["gaps"]} == {(0, 7), (1, 9)}
+    [rank] = doc["ranks"]
+    assert rank["device_index"] is None  # one row for both
+    text = run(path).output
+    assert "device 0, stream 7: 200.0 µs before" in text
+    assert "device 1, stream 9: 350.0 µs before" in text
 
 
 def test_a_long_gap_names_what_released_it(tmp_path):
