@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Memory"]
 
+PAGE_BYTES = 4096  # the least of common systems
 SCRATCH_BYTES = 32 << 20  # moves on a device go through so much beside the arena (our choice)
 
 _log = logging.getLogger(__name__)
@@ -62,7 +63,7 @@ class Memory:
         if size < 1:
             raise UsageError(f"an arena of {size} bytes")
         if device is None:
-            return cls(aligned_empty(size, np.uint8, alignment=alignment))
+            return cls._touched(aligned_empty(size, np.uint8, alignment=alignment))
         import torch
 
         pool, own = None, contextlib.nullcontext()
@@ -73,7 +74,15 @@ class Memory:
             else:
                 say_once(f"torch {torch.__version__} has no MemPool: an arena shares torch's pool", log=_log)
         with own, torch.inference_mode(mode=False):  # usable in any mode
-            return cls(aligned_empty(size, torch.uint8, device=device, alignment=alignment), pool)
+            return cls._touched(aligned_empty(size, torch.uint8, device=device, alignment=alignment), pool)
+
+    @classmethod
+    def _touched(cls, raw: Any, keep: Any = None) -> Memory:
+        """Writes each page of host memory once, so that no page fault is left for a step."""
+        memory = cls(raw, keep)
+        if memory._bytes is not None:
+            raw[::PAGE_BYTES] = 0
+        return memory
 
     def alike(self, size: int, alignment: int) -> Memory:
         """Plain memory of the same kind, in nobody's pool."""
