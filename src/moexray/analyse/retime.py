@@ -35,6 +35,7 @@ KINDS = ("memory", "jit", "gc", "host")  # what a stalled rank did, as far as it
 LEAST_STEPS = 8
 STALL_SHARE = 0.1  # of the median pace: less is the unrest of a healthy run
 STALL_SPREAD = 5.0  # median deviations of the place and rank
+SLOW = 2.0  # times the 20th percentile of its place: no usual transfer, as in slow_columns
 FOLLOWS = 0.5  # share of the variance of transfers that the work of the fullest rank must explain
 WAITING = lazy(rf"Synchronize|{RELEASE.pattern}")  # the host waits for the device, a release too
 EXPLAINS = 0.3  # share of the excess that calls of a kind must cover
@@ -90,8 +91,9 @@ class Clockwork:
             mean = (calm * self.present).sum(axis=0) / members
             transfer = transfer * self._relief(calm.max(axis=0), mean)
             calm = np.where(self.present, mean, 0.0)
-        freed = np.zeros(len(calm), np.bool_) if stalls is None else stalls.any(axis=1)
-        ready = np.where(freed[:, None], -np.inf, self.ready)
+        ready = self.ready
+        if stalls is not None:  # a host whose stalls are gone comes earlier; how much is in its segments
+            ready = np.where(stalls.any(axis=1, keepdims=True), -np.inf, ready)
         return np.diff(self._ends(calm + left, transfer, ready)[self.last])
 
     def _expected(self, calm: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -138,7 +140,7 @@ class Clockwork:
         """Stalled segments of some kinds, of one rank or of all."""
         wanted = np.isin(self.kind, [KINDS.index(k) for k in kinds])
         mine = np.array([rank is None or p.rank == rank for p in self.profiles])
-        return self.stalled & wanted & mine[:, None]
+        return np.asarray(self.stalled & wanted & mine[:, None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,8 @@ def clockwork(c: Collectives) -> Clockwork | None:
     usually, unrest, usual = np.zeros_like(segment), np.zeros_like(segment), np.zeros_like(transfer)
     for p in np.unique(place):
         there = np.flatnonzero(place == p)
-        usual[there] = np.median(transfer[there])
+        quick = transfer[there] <= SLOW * np.percentile(transfer[there], 20)  # slow ones may be many
+        usual[there] = np.median(transfer[there][quick])
         for rank in range(len(c.profiles)):
             mine = there[present[rank, there]]
             if len(mine):

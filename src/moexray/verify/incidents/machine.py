@@ -110,7 +110,8 @@ class _Rank:
 
     def __init__(self, *, keep: bool) -> None:
         self.host = self.device = self.comm_free = 0.0
-        self.keep, self.events, self.calls = keep, [], 0
+        self.keep, self.calls = keep, 0
+        self.events: list[Event] = []
         self.graph: int | None = None
 
     def add(self, cat: str, name: str, lane: str, start: float, dur: float, **args: Any) -> None:
@@ -316,4 +317,4 @@ def _load(plan: Plan, noise: Noise) -> np.ndarray:
                 here = load[c.steps[0] :, layer]
                 here *= factor
                 here /= here.mean(axis=1, keepdims=True)
-    return load
+    return np.asarray(load)

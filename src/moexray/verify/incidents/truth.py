@@ -97,5 +97,5 @@ def _ids(plan: Plan, cause: Cause) -> tuple[list[str], list[str]]:
     if cause.layer == 1:
         return ["comm.desync"], ["comm.no_progress"]
     # A silent last rank is missed only by who knows the group; one reporter alone misses nobody.
-    told = plan.ranks > 2 and not ("dumps" in gone and cause.rank == plan.ranks - 1)
-    return ["comm.missing_rank"] * told, ["comm.missing_rank", "comm.no_progress"]
+    known = plan.ranks > 2 and not ("dumps" in gone and cause.rank == plan.ranks - 1)
+    return ["comm.missing_rank"] * known, ["comm.missing_rank", "comm.no_progress"]
