@@ -157,6 +157,7 @@ class _Meeting:
         """Who waits at the door shall hear why this rank gives up."""
         listener.settimeout(0)
         with contextlib.suppress(OSError, ExchangeError):
+            listener.shutdown(socket.SHUT_RD)  # nobody queues up from here on; who did stays queued
             while True:
                 self._accept(listener)
 
