@@ -30,7 +30,6 @@ from moexray.runtime.rescheduler import Movable, Options, Rescheduler
 GIB, MIB = 1 << 30, 1 << 20
 CAPACITY, WEIGHTS, DAY_S = 80 * GIB, 48 * GIB, 86_400
 WAIT_S, CACHE_S, ACTIVE_S, AGAIN = 10, 3600, 60.0, 1 / 3
-RATE = 0.034  # requests per second at the mean of the day
 OPTIONS = Options()
 
 
@@ -45,15 +44,15 @@ def bandwidth() -> float:
     return source.size / float(np.median(rows))
 
 
-def arrivals(seed: int) -> list[list[tuple[int, float, float]]]:
-    """Per second: (bytes, seconds of use, seconds until it is asked for again or 0)."""
+def arrivals(seed: int, mean: float) -> list[list[tuple[int, float, float]]]:
+    """`mean` requests/s; per second: (bytes, seconds of use, seconds until it is asked for again or 0)."""
     dice = random.Random(seed)  # noqa: S311
     burst = 0
     out = []
     for now in range(DAY_S):
         tide = 1 + 0.8 * math.sin(2 * math.pi * (now / DAY_S - 0.3))
         burst = 30 if dice.random() < 1 / 1800 else max(burst - 1, 0)
-        rate = RATE * tide * (4 if burst else 1)
+        rate = mean * tide * (4 if burst else 1)
         count = int(dice.random() < rate) + int(dice.random() < rate / 4)
         second = []
         for _ in range(count):
@@ -138,14 +137,21 @@ def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description="Static against dynamic rescheduling.")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--rate", type=float, nargs="*", default=[0.012, 0.018, 0.034], help="requests/s")
     parser.add_argument("--every", type=int, nargs="*", default=[60, 600], help="s between static moves")
     args = parser.parse_args()
     speed = bandwidth()
-    print(f"{args.seeds} days, {speed / 1e9:.1f} GB/s per copy in this run")
+    for rate in args.rate:
+        table(rate, args.seeds, args.every, speed)
+
+
+def table(rate: float, seeds: int, times: list[int], speed: float) -> None:
+    """Prints the arms under one load."""
+    print(f"\n{rate} requests/s, {seeds} days, {speed / 1e9:.1f} GB/s per copy in this run")
     heads = ("requests", "failed", "failed %", "moves", "GiB moved", "ms P50", "ms P99", "came back")
     print(f"{'':14}" + "".join(f"{head:>11}" for head in heads))
-    arms = [("none", 0), *(("static", every) for every in args.every), ("dynamic", 0)]
-    days = [arrivals(seed) for seed in range(args.seeds)]
+    arms = [("none", 0), *(("static", every) for every in times), ("dynamic", 0)]
+    days = [arrivals(seed, rate) for seed in range(seeds)]
     for arm, every in arms:
         servers = [play(arm, load, every) for load in days]
         requests, failed = sum(s.requests for s in servers), sum(s.failed for s in servers)

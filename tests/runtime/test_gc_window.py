@@ -44,8 +44,13 @@ def test_no_collection_is_unasked_and_between_frees():
         assert window.figures().unasked == 0
         assert window.between() >= 20_000
         assert window.between() == 0  # nothing new
+        node = Node()
+        window.between(idle=True)
+        window.between(idle=True)
+        del node  # has survived by now
+        assert window.between(idle=True) >= 1
     figures = window.figures()
-    assert (figures.asked, figures.unasked) == (1, 0)
+    assert (figures.asked, figures.unasked) == (4, 0)
     assert figures.longest_ns > 0
 
 

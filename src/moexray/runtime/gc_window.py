@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GcFigures", "GcWindow"]
 
+FULL_EVERY = 64  # collections (our choice)
 VALVE = 1_000_000  # new objects, some 100 MB of small ones (our choice)
 
 _log = logging.getLogger(__name__)
@@ -85,13 +86,18 @@ class GcWindow:
         """Closes it and puts everything back; safe twice."""
         self._handle.detach()
 
-    def between(self) -> int:
-        """Collects what the batches left, if there is enough; the objects freed. A pause must be harmless."""
-        if self not in _windows or gc.get_count()[0] < self.least:
+    def between(self, *, idle: bool = False) -> int:
+        """Collects what the batches left, if there is enough; the objects freed.
+
+        Args:
+            idle: There is time to walk what survived earlier collections, too; without, only each
+                FULL_EVERYth call does.
+        """
+        if self not in _windows or (gc.get_count()[0] < self.least and not idle):
             return 0
         self._asking = True
         try:
-            return gc.collect()
+            return gc.collect(2 if idle or self._asked % FULL_EVERY == FULL_EVERY - 1 else 1)
         finally:
             self._asking = False
 

@@ -142,8 +142,9 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "leave-headroom",
         "Leave more memory unreserved (lower {setting} by 0.01 to 0.02): each retry gives cached blocks "
-        "back and waits for the device.",
-        "Set the old value again.",
+        "back and waits for the device. Where the host can move cold blocks out, "
+        "moexray.runtime.rescheduler decides when: above 92 % with work pending.",
+        "Set the old value again; stop calling the rescheduler.",
         "Correlate the retries with slow steps first.",
     ),
     Remedy(

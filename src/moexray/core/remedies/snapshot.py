@@ -16,9 +16,10 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "snapshot-move-pins",
-        "Allocate the small long-lived tensors of {site} before the large temporaries (or from a pool of"
-        " their own), so that they do not pin the large segments.",
-        "Restore the old order.",
+        "Allocate the small long-lived tensors of {site} before the large temporaries, or from memory of"
+        " their own (moexray.runtime.arena: Arena, for expert weights ExpertSlots, for KV Pages), so that"
+        " they do not pin the large segments.",
+        "Restore the old order, or call the original allocation again.",
     ),
     Remedy(
         "snapshot-graph-order",
@@ -29,13 +30,15 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "snapshot-pooled-buffer",
         "Replace the temporary of {site} by one buffer of {bytes} B that is allocated once and reused"
-        ", or pad its length to a few sizes.",
+        " (moexray.runtime.buffers: BufferPool().empty(shape, dtype, device=...) in place of torch.empty),"
+        " or pad its length to a few sizes.",
         "Call the original allocation again.",
         "The buffer stays allocated between the steps.",
     ),
     Remedy(
         "snapshot-batch-small",
-        "Pool or batch the small tensors of {site}: one tensor that holds all of them, or a free list.",
+        "Batch the small tensors of {site} into one tensor that holds all of them, or take them from a pool"
+        " (moexray.runtime.buffers.BufferPool).",
         "Restore the single tensors.",
     ),
     Remedy(

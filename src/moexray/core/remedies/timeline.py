@@ -40,8 +40,9 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "host-freeze-gc",
-        "Call gc.collect() and gc.freeze() after warm-up, and collect between batches or at idle.",
-        "gc.unfreeze() and gc.enable().",
+        "Call gc.collect() and gc.freeze() after warm-up, and collect between batches or at idle; "
+        "moexray.runtime.gc_window does both: GcWindow().attach(), then window.between() between batches.",
+        "gc.unfreeze(); or window.detach(), which puts all settings back.",
         "Do not switch collection off for good: cycles would pile up.",
     ),
     Remedy(

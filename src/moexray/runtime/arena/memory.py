@@ -47,7 +47,7 @@ class Memory:
             self._bytes, self.address = raw.data, int(raw.ctypes.data)
         else:
             self.address = int(raw.data_ptr())
-            if self.device.type == "cpu":
+            if raw.device.type == "cpu":
                 self._bytes = memoryview(raw.numpy())
 
     @classmethod
