@@ -147,7 +147,9 @@ def test_inspect_lists_tables_and_saves_them(tmp_path):
     text = call("inspect", str(log)).output
     assert "oom" in text
     assert "1 row from 1 file" in text
-    assert json.loads(call("inspect", str(log), "--format", "json").output)["tables"][0]["table"] == "oom"
+    listed = json.loads(call("inspect", str(log), "--format", "json").output)
+    assert listed["schema"] == "moexray.inspect/1"
+    assert listed["tables"][0]["table"] == "oom"
     assert call("inspect", str(log), "--save", str(tmp_path / "run")).exit_code == 0
     again = call("diagnose", str(tmp_path / "run"))
     assert "verdict: mem.fragmentation" in again.output

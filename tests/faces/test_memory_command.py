@@ -18,7 +18,7 @@ GAP = 1 << 30
 def memory(*arguments, code=0):
     result = CliRunner().invoke(main, ["memory", *map(str, arguments)])
     assert result.exit_code == code, result.output
-    return result.output
+    return result.stdout if code == 0 else result.output
 
 
 def as_json(*arguments):
@@ -304,6 +304,16 @@ def test_figures_of_real_files_agree_with_another_tool(row):
     shares = [r["share"] for r in found["servability"]]
     assert shares == sorted(shares, reverse=True)
     assert all(0 <= z["alone_bytes"] <= z["stuck_bytes"] <= pool["stuck_bytes"] for z in found["hot_zones"])
+
+
+def test_the_report_is_named_on_standard_error_only(file, tmp_path):
+    page = tmp_path / "r.html"
+    result = CliRunner().invoke(main, ["memory", str(file), "--report", str(page)])
+    assert result.stderr == f"written: {page}\n"
+    assert "written" not in result.stdout
+    assert "next: moexray diagnose" in result.stdout  # without history there is nothing to replay
+    refused = memory(file, "--report", page, code=2)
+    assert "r.html exists\n  try:   --force overwrites it" in refused
 
 
 @pytest.mark.skipif(not TABLE.is_file(), reason="the shared data lie beside the checkout; they do not here")

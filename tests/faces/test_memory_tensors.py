@@ -45,7 +45,7 @@ def test_a_log_in_json(tmp_path):
 def test_a_log_as_text(tmp_path):
     text = memory(write(tmp_path / "log.jsonl", [*two_experts(), alloc("x", 7 * KIB, 200)]))
     assert "log.jsonl: log of allocations" in text
-    assert "tensors of the history: 5 (1 not freed), most alive at once 7.0 KiB; 58.8% of the bytes" in text
+    assert "tensors of the history: 5 (1 not freed), most alive at once 7.0 KiB;\n  58.8% of all bytes" in text
     assert "at that peak: layer 0 100%; by scope: layer 57%, expert 43%" in text
     # layer 0, expert 1: 3 KiB at the peak, 40 us
     assert re.search(r"\n +0 +1 +expert +1 +3\.0 KiB +3\.0 KiB +3\.0 KiB +40\.0 µs +40\.0 µs\n", text)

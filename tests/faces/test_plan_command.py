@@ -61,6 +61,9 @@ def test_a_current_plan_moves_little_and_pays(file, tmp_path):
         d["payback"]["stall_seconds"] / d["payback"]["gain_seconds_per_step"]
     )
     assert "payback: after" in invoke(*words, "--stall-ms", 900).output
+    note = "note: the current placement has 24 slots a layer; --slots 24 plans for as many"
+    assert note in invoke(file, "--gpus", 8, "--current", trivial).output
+    assert note not in invoke(file, "--slots", 24, "--gpus", 8, "--current", trivial).output
     result = invoke(*words)
     assert result.exit_code == 2
     assert "--bandwidth" in result.stderr
@@ -110,7 +113,7 @@ def test_modes(file):
         (("--gpus", 8, "--current", "nowhere.json"), "nowhere.json does not exist"),
         (("--gpus", 8, "--decode", "--split", "unequal"), "leave out one"),
         (("--gpus", 8, "--experts", 4), "there are 4 (--experts)"),
-        (("--gpus", 8, "-o", "no/such/folder/plan.json"), "cannot write"),
+        (("--gpus", 8, "-o", "no/such/folder/plan.json"), "there is no folder no/such/folder"),
     ],
 )
 def test_what_cannot_be_is_told(file, words, what):

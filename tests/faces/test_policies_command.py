@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ET
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -44,6 +45,12 @@ def test_text_and_one_policy(snapshot):
     assert "38.0 MiB alive at once, 40.0 MiB reserved when recorded" in done.stdout
     assert "first-fit" in done.stdout
     assert "buddy" not in done.stdout
+
+
+def test_why_pytorch_needs_more_than_was_recorded():
+    incident = Path(__file__).parents[2] / "examples/incident/memory"
+    assert "without a limit it never gives cached memory back" in run(str(incident)).stdout
+    assert "without a limit" not in run(str(incident), "--capacity", "77.7GiB").stdout
 
 
 def test_the_picture_is_one_svg_and_is_not_overwritten(snapshot, tmp_path):

@@ -55,6 +55,7 @@ def test_figures_by_hand(tmp_path):
 def test_ranks_when_the_ep_size_is_stated(tmp_path):
     path = counts(tmp_path / "a.npz", [[[6, 2, 0, 0]]])
     [layer] = document(path, "--ep", 2)["layers"]
+    assert document(path, "--gpus", 2)["layers"] == [layer]  # the name that `plan` has for it
     assert layer["balancedness"] == pytest.approx(4 / 8)  # ranks hold 8 and 0
     [source] = document(path, "--ep", 2)["sources"]
     assert (source["balancedness_over"], source["ep_size"]) == ("ranks", 2)

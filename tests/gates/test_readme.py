@@ -26,8 +26,8 @@ LEFT_OUT = {
     r"\bmake (?!help)": "makes ./.venv from a package index",
     r"\bpip\b|\bvenv\b|\buv\b|\bconda\b": "installs",
     r"~/|\bsudo\b": "changes the machine",
-    r"\bvllm\b|\bsglang\b|\btorchrun\b|\bnvidia-smi\b|\bdocker\b|\bcurl\b": "needs an engine or a GPU",
-    r"\bmoexray (?:live|lab|top|watch|serve|attach)\b": "runs until stopped, or needs an engine or a GPU",
+    r"(?<!--for )\b(?:vllm|sglang)\b|\btorchrun\b|\bnvidia-smi\b|\bdocker\b|\bcurl\b": "needs an engine or a GPU",
+    r"\bmoexray (?:live|lab (?!stress)|top|watch|serve|attach)\b": "runs until stopped, or needs an engine or a GPU",
 }
 # A name that README invents -> what stands there in the copy.
 STAND_INS = {

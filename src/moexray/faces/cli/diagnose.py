@@ -12,7 +12,8 @@ from moexray.core.errors import MoexrayError
 from moexray.core.finding import SEVERITIES
 from moexray.core.limits.load import load_limits
 from moexray.diagnose.engine import Diagnosis, diagnose
-from moexray.faces.cli.report_file import check_report, write_report
+from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.report_file import write_report
 from moexray.faces.cli.say import say
 from moexray.faces.cli.screen import as_markdown, as_text
 from moexray.faces.plain import visible
@@ -50,7 +51,7 @@ def command(
         if path != "-" and not Path(path).exists():
             _stop(f"{path} does not exist", "check the path; a folder or several files are fine")
     try:
-        check_report(report, force=flags["force"])
+        check_new(report, force=flags["force"])
         run = read_any(paths, None if flags["quiet"] or not sys.stderr.isatty() else _progress)
         result = diagnose(run, load_limits(limits_file) if limits_file else None, secrets=flags["no_redact"])
         document = result.to_json()

@@ -9,7 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError
+from moexray.faces.cli.new_file import check_new
 from moexray.faces.cli.say import say
+from moexray.faces.numbers import counted
 
 if TYPE_CHECKING:
     from moexray.core.run import Run
@@ -38,10 +40,8 @@ def perfetto(paths: tuple[str, ...], output: Path, *, force: bool) -> None:
     from moexray.diagnose.engine import diagnose
     from moexray.readers.read_any import read_any
 
-    if output.exists() and not force:
-        say(f"error: {output} exists\n  try:   another name, or --force", err=True)
-        sys.exit(2)
     try:
+        check_new(output, force=force)
         run = read_any(paths)
         if not run.present.intersection(("trace", "snapshot_events")):
             say("error: no trace and no memory history to draw\n  try:   give traces or snapshots", err=True)
@@ -50,7 +50,8 @@ def perfetto(paths: tuple[str, ...], output: Path, *, force: bool) -> None:
     except (MoexrayError, OSError) as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
-    say(f"{output}: {count} events")
+    say(f"written: {output} ({counted(count, 'event')})")
+    say("next: open it at ui.perfetto.dev (nothing is uploaded) or in chrome://tracing")
 
 
 def _write(output: Path, run: Run, found: Diagnosis) -> int:

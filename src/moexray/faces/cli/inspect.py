@@ -45,6 +45,7 @@ def command(paths: tuple[str, ...], form: str, save: Path | None, *, force: bool
             from moexray.core.store import save as save_run
 
             save_run(run, save, force=force)
+            say(f"written: {save}", err=True)
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
@@ -52,7 +53,8 @@ def command(paths: tuple[str, ...], form: str, save: Path | None, *, force: bool
     if form == "json":
         files = [asdict(i) for i in run.inputs]
         skipped = [asdict(s) for s in run.skipped]
-        say(json.dumps({"tables": tables, "inputs": files, "skipped": skipped}, indent=1))
+        document = {"schema": "moexray.inspect/1", "tables": tables, "inputs": files, "skipped": skipped}
+        say(json.dumps(document, indent=1))
     else:
         _print(run, tables)
     if not run.inputs:

@@ -12,6 +12,7 @@ import click
 
 from moexray.core.errors import MoexrayError, UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.new_file import check_new
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -57,10 +58,7 @@ def command(out: Path, form: str, limits_file: Path | None, *, force: bool, **op
     recorded until then is written. The host's own counters of fragmentation are read before and after.
     """
     try:
-        if out.exists() and not force:
-            raise UsageError(f"{out} exists", hint="--force overwrites it")
-        if not out.parent.is_dir():
-            raise UsageError(f"there is no folder {out.parent}", hint="make it, or name another place")
+        check_new(out, force=force)
         document = _run(out, limits_file, options)
     except MoexrayError as why:
         say(f"error: {why}", err=True)
@@ -178,5 +176,5 @@ def _text(d: dict[str, Any]) -> str:
         f"  in use {sizes['used_bytes']}, reserved {sizes['reserved_bytes']}, stuck {sizes['stuck_bytes']}",
         f"  {failed}",
         f"  host memory: {d['host']['verdict']}: {d['host']['reason']}",
-        f"  try: moexray memory {d['file']}",
+        f"next: moexray memory, diagnose or whatif memory of {d['file']}",
     ))  # fmt: skip

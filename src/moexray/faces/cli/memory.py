@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import MoexrayError, UsageError
-from moexray.faces.cli.report_file import check_report, write_report
+from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.report_file import write_report
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 
@@ -55,7 +56,7 @@ def command(paths: tuple[str, ...], form: str, report: Path | None, **options: A
     """
     try:
         _check(paths, diff=options["diff"])
-        check_report(report, force=options["force"])
+        check_new(report, force=options["force"])
         limits = _limits(options)
         from moexray.readers.read_any import read_any
 

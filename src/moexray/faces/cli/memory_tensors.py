@@ -80,8 +80,8 @@ def lines(d: Mapping[str, Any], _: int) -> list[str]:
     still = f" ({one['open']:,} not freed)" if one["open"] else ""
     peak = size(one["live_peak_bytes"])
     first = f"tensors of the history: {one['tensors']:,}{still}, most alive at once {peak}"
-    known = f"{1 - one['unattributed_share']:.1%} of the bytes have a layer, expert or scope"
-    out = [f"{first}; {known}", *_who(d["lifetimes"], one), *_plans(d["reuse_plans"])]
+    known = f"{1 - one['unattributed_share']:.1%} of all bytes allocated have a layer, expert or scope"
+    out = [f"{first};", f"  {known}", *_who(d["lifetimes"], one), *_plans(d["reuse_plans"])]
     for note in one["notes"]:
         out += textwrap.wrap(f"note: {note}", WIDTH, subsequent_indent="  ")
     return out

@@ -17,6 +17,20 @@ __all__ = ["as_text"]
 WIDTH = 110
 SHOWN = 10
 NO_SITE = "(no stack)"
+NEXT = "next: moexray diagnose, on the same files and the logs beside them, names cause and remedy"
+REPLAY = "next: moexray whatif memory tries other settings on this history; moexray diagnose names the cause"
+# The kinds of `moexray.analyse.snapshot_history.History` in words.
+PAST = {
+    "absent": "without history, the file has no place for one",
+    "never": "without history, recording was never switched on",
+    "state": "without history, only the state was recorded",
+    "wrapped": "the end of a history, its oldest events are overwritten",
+    "late": "a history that began midway",
+    "unknown": "a history that may have begun midway",
+    "broken_off": "a history that breaks off",
+    "contradiction": "a history that contradicts itself",
+    "complete": "the whole history",
+}
 
 
 def as_text(document: Mapping[str, Any], depth: int) -> str:
@@ -28,7 +42,9 @@ def as_text(document: Mapping[str, Any], depth: int) -> str:
     """
     snapshots = [_place(device) for device in document["devices"]]
     others = [one for one in document["tensors"] if _place(one) not in snapshots]
-    return "\n\n".join(_of_device(document, one, depth) for one in (*document["devices"], *others))
+    devices = [_of_device(document, one, depth) for one in (*document["devices"], *others)]
+    replayed = any(device["events"] > 1 for device in document["devices"])
+    return "\n\n".join([*devices, REPLAY if replayed else NEXT])
 
 
 def _place(row: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -52,7 +68,7 @@ def _head(d: Mapping[str, Any]) -> str:
     peaks = ""
     if d["peak_reserved_bytes"] is not None:
         peaks = f"; peak reserved {size(d['peak_reserved_bytes'])}, live {size(d['peak_live_bytes'])}"
-    past = f"history {d['history']}, {counted(d['events'], 'event')}"
+    past = PAST[d["history"]] + (f", {counted(d['events'], 'event')}" if d["events"] else "")
     return f"{d['source']}{rank}, device {d['device']}: {past}{peaks}"
 
 

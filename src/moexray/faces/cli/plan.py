@@ -11,6 +11,7 @@ import click
 
 from moexray.core.errors import MoexrayError, UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.new_file import check_new
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -30,7 +31,7 @@ NOTHING = 5e-4  # a part of the busiest GPU's load that is shown as 0.0 %
 
 @click.command("plan")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--gpus", type=click.IntRange(1, 1 << 16), required=True, help="EP ranks.")
+@click.option("--gpus", "--ep", "gpus", type=click.IntRange(1, 1 << 16), required=True, help="EP ranks.")
 @click.option("--slots", type=click.IntRange(1, 1 << 20), help="Physical experts per layer, redundant ones "
               "included.  [default: one per expert]")  # fmt: skip
 @click.option("--nodes", type=click.IntRange(1, 1 << 16), default=1, show_default=True,
@@ -83,8 +84,7 @@ def _check(paths: tuple[str, ...], output: Path | None, options: dict[str, Any])
             raise UsageError(f"{path} does not exist", hint="check the path")
     if options["engine"] and not output:
         raise UsageError("--for needs a file to write", where="--for", hint="-o FILE")
-    if output and output.exists() and not options["force"]:
-        raise UsageError(f"{output} exists", where="-o", hint="another name, or --force")
+    check_new(output, force=options["force"])
     if options["groups"] and options["mode"] == "global":
         raise UsageError("groups matter in one mode only", where="--groups", hint="--mode node-limited")
 
@@ -200,7 +200,9 @@ def _text(
         out.append(f"{label:<36}" + "".join(_cell(y["current" if n == "current" else n]) for n in names))
     if len(known) > SHOWN:
         out.append(f"({len(known) - SHOWN} more layers in --format json)")
-    return "\n".join([*out, "", *_verdict(made, d), *_files(made, output, options), *_notes(seen)])
+    out.append("trivial: slot i holds expert i modulo their number, as engines start; bound: of any plan")
+    told = [*_verdict(made, d), *_notes(seen, made), *_files(made, output, options)]
+    return "\n".join([*(line.rstrip() for line in out), "", *told])
 
 
 def _head(shape: Shape, d: dict[str, Any]) -> str:
@@ -220,14 +222,14 @@ def _from(seen: Traffic) -> list[str]:
 
 def _verdict(made: Plan, d: dict[str, Any]) -> list[str]:
     """What it can gain, what it moves, when that has paid."""
-    than = "now" if made.options.current is not None else "the trivial plan"
+    than = "the current placement" if made.options.current is not None else "the trivial plan"
     best = made.later.time_saved if made.later else made.time_saved
     on = "traffic that was not planned on" if made.later else "the same traffic (there is no later half)"
     if d["moved_slots"] == 0:
         out = ["gain: none; the current placement is as good as a new one within --slack: keep it"]
     elif best > NOTHING:
-        out = [f"gain: at most {best:.1%} of MoE time: the busiest GPUs carry so much less than with {than},"]
-        out.append(f"      on {on}")
+        out = [f"gain: at most {best:.1%} of MoE time: the busiest GPUs carry that much less than with"]
+        out.append(f"      {than}, on {on}")
     else:
         more = f"{-best:.1%} more than" if best < -NOTHING else "as much as"
         out = [f"gain: none; on {on} the busiest GPUs carry {more} with {than}"]
@@ -256,9 +258,13 @@ def _files(made: Plan, output: Path | None, options: dict[str, Any]) -> list[str
     return [f"written: {output}", f"use: {handover(made, options['engine'], str(output))}"]
 
 
-def _notes(seen: Traffic) -> list[str]:
+def _notes(seen: Traffic, made: Plan) -> list[str]:
     more = len(seen.notes) - NOTES
-    return [f"note: {n}" for n in seen.notes[:NOTES]] + ([f"note: {more} more in --format json"] * (more > 0))
+    out = [f"note: {n}" for n in seen.notes[:NOTES]] + ([f"note: {more} more in --format json"] * (more > 0))
+    held = made.shape.slots if made.options.current is None else len(made.options.current[0])
+    if held != made.shape.slots:
+        out.append(f"note: the current placement has {held} slots a layer; --slots {held} plans for as many")
+    return out
 
 
 def _cell(value: float | None) -> str:

@@ -10,6 +10,7 @@ import click
 
 from moexray.core.errors import MoexrayError, UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.new_file import check_new
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -32,11 +33,16 @@ LEGEND = (
     "  ratio: 1 - largest free / free bytes; waste: bytes given beyond those asked, at the peak; speeds:",
     "  CPU time of the plain Python statement of each policy, to compare them with each other",
 )
+NO_LIMIT = (
+    "  pytorch needs more here than was recorded: without a limit it never gives cached memory back;",
+    "  --capacity SIZE sets the limit that it had",
+)
 
 
 @click.command("policies")
 @click.argument("paths", nargs=-1, required=True, metavar="SNAPSHOT|TRACE...")
-@click.option("--capacity", type=SizeOption(), help="Bytes that a policy may use, e.g. 78GiB; else endless.")
+@click.option("--capacity", type=SizeOption(),
+              help="Bytes that a policy may use, e.g. 78GiB.  [default: no limit]")  # fmt: skip
 @click.option("--events", "most", type=click.IntRange(min=1), default=100_000, show_default=True,
               help="Requests and frees that are used at most, from the start.")  # fmt: skip
 @click.option("--policy", "only", multiple=True, help="Just this policy; repeatable.")
@@ -58,13 +64,12 @@ def command(
         if path != "-" and not Path(path).exists():
             say(f"error: {path} does not exist\n  try:   check the path", err=True)
             sys.exit(2)
-    if picture is not None and picture.exists() and not force:
-        say(f"error: {picture} exists\n  try:   --force overwrites it", err=True)
-        sys.exit(2)
     try:
+        check_new(picture, force=force)
         cases = _cases(paths, capacity, most, only)
         if picture is not None:
             picture.write_text(_picture(cases), encoding="utf-8")
+            say(f"written: {picture}", err=True)
     except MoexrayError as why:
         say(f"error: {why}", err=True)
         sys.exit(2)
@@ -136,7 +141,7 @@ def _row(stream: Stream, t: Trial) -> dict[str, Any]:
 def _text(cases: list[Case], capacity: int | None) -> str:
     out = []
     for recording, stream, trials in cases:
-        limit = "endless" if capacity is None else human(capacity, "bytes")
+        limit = "without limit (--capacity)" if capacity is None else human(capacity, "bytes")
         live = f"at most {human(stream.live_peak, 'bytes')} alive at once"
         if stream.recorded_peak:
             live += f", {human(stream.recorded_peak, 'bytes')} reserved when recorded"
@@ -147,6 +152,9 @@ def _text(cases: list[Case], capacity: int | None) -> str:
             sizes = f"{human(t.peak, 'bytes'):>12}{over:>11}{t.ratio_at_peak:>15.3f}{t.ratio_at_end:>8.3f}"
             speed = f"{t.events_per_s:>11,.0f}{human(t.bytes_per_s, 'bytes') + '/s':>13}"
             out.append(f"{t.name:<20}{sizes}{human(t.waste_at_peak, 'bytes'):>12}{t.failures:>8}{speed}")
+        pytorch = max((t.peak for t in trials if t.name == "pytorch"), default=0)
+        if capacity is None and stream.recorded_peak and pytorch > stream.recorded_peak:
+            out += NO_LIMIT
         out.append("")
     return "\n".join([*out, *LEGEND])
 

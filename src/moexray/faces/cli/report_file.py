@@ -1,4 +1,4 @@
-"""`--report FILE`: the HTML page of a diagnosis, checked before the work and written after it."""
+"""`--report FILE`: the HTML page of a diagnosis."""
 
 from __future__ import annotations
 
@@ -7,29 +7,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import UsageError
+from moexray.faces.cli.say import say
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["check_report", "write_report"]
-
-
-def check_report(report: Path | None, *, force: bool) -> None:
-    """Refuses, before anything is read, what could not be written.
-
-    Raises:
-        UsageError: the file exists and `force` is not given, or its folder does not exist.
-    """
-    if report and report.exists() and not force:
-        raise UsageError(f"{report} exists", hint="--force overwrites it")
-    if report and not report.parent.is_dir():
-        raise UsageError(
-            f"there is no folder {report.parent} for the report", hint="make it, or name another place"
-        )
+__all__ = ["write_report"]
 
 
 def write_report(report: Path, document: Mapping[str, Any], paths: Sequence[str]) -> None:
-    """Renders and writes the page.
+    """Renders and writes the page, and says so on standard error.
 
     Args:
         report: Where to.
@@ -48,6 +35,7 @@ def write_report(report: Path, document: Mapping[str, Any], paths: Sequence[str]
         raise UsageError(
             f"{report} cannot be written ({why.strerror})", hint="check its rights and the space left"
         ) from why
+    say(f"written: {report}", err=True)
 
 
 def _link_base(paths: Sequence[str], report: Path) -> str:

@@ -12,6 +12,7 @@ import click
 from moexray.core.errors import MoexrayError, UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.say import say
+from moexray.faces.numbers import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -29,11 +30,18 @@ TITLES = (
     f"{'layer':>7}{'choices':>12}{'balanced':>10}{'max/mean':>10}{'cv':>7}{'gini':>7}{'entropy':>9}"
     f"{'top-1':>8}{'top-3':>8}{'active':>8}{'hot':>6}"
 )
+LEGEND = (
+    "balanced: mean / max over EP ranks or experts as stated; 1 is even for it and entropy, 0 for gini;",
+    "cv: standard deviation / mean; top-k: share of choices; active: experts with any; hot: the busiest;",
+    "KL, JS: nats (JS at most 0.693); changed: layers that differ by more than chance",
+    "next: moexray plan, with --gpus N, for a placement; moexray diagnose for cause and remedy",
+)
 
 
 @click.command("routing")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--ep", type=click.IntRange(1, 65536), help="Expert-parallel size, where no file states it.")
+@click.option("--ep", "--gpus", "ep", type=click.IntRange(1, 65536),
+              help="Expert-parallel size, where no file states it.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)
 def command(paths: tuple[str, ...], ep: int | None, form: str) -> None:
     """Load of experts and ranks in PATH (recorder dumps, router choices, counts), layer by layer.
@@ -229,15 +237,20 @@ def _text(d: dict[str, Any]) -> str:
     between = [r for r in d["drift"] if r["from_source"] != r["to_source"]]
     for names in dict.fromkeys((r["from_source"], r["to_source"]) for r in between):
         pairs = [r for r in between if (r["from_source"], r["to_source"]) == names]
-        out.append(f"{names[0]} -> {names[1]}: {_apart(pairs)}")
+        out.append(f"{_from_to(*names)}: {_apart(pairs)}")
     for g in d["gates"]:
         at = ", ".join(map(str, g["change_tokens"])) or "none"
         out.append(f"{g['source']}: changes of the gate probabilities at token: {at}")
-    out += [f"set aside: {a['rows']} {a['what']} in {a['source']}" for a in d["set_aside"]]
+    out += [f"set aside: {a['rows']:,} {a['what']} in {a['source']}" for a in d["set_aside"]]
     out += [f"problem: {p['source']}: {p['text']}" for p in d["problems"]]
-    out.append("balanced: mean / max over EP ranks or experts as stated, 1 is even; top-k: share of choices;")
-    out.append("entropy: 1 is even; JS: Jensen-Shannon divergence in nats, at most 0.693")
-    return "\n".join(out)
+    return "\n".join([*out, *LEGEND])
+
+
+def _from_to(before: str, after: str) -> str:
+    """Both names; the file once where both are parts of it."""
+    file, _, part = before.partition(" (")
+    same = part and after.startswith(f"{file} (")
+    return f"{before} -> {after.removeprefix(f'{file} ') if same else after}"
 
 
 def _head(s: dict[str, Any]) -> list[str]:
@@ -246,7 +259,8 @@ def _head(s: dict[str, Any]) -> list[str]:
         if s["ep_size"]
         else "over experts (EP size unknown; --ep states it)"
     )
-    head = [f"{s['source']}: {s['steps']} steps or windows of {s['axis']} counts"]
+    steps = "1 step or window" if s["steps"] == 1 else f"{s['steps']:,} steps or windows"
+    head = [f"{s['source']}: {steps} of {s['axis']} counts"]
     if s["mean_balancedness"] is not None:
         head.append(
             f"  balancedness {s['mean_balancedness']:.3f} (mean of layers), "
@@ -263,7 +277,7 @@ def _head(s: dict[str, Any]) -> list[str]:
 def _row(x: dict[str, Any]) -> str:
     label = "-" if x["layer"] < 0 else x["layer"]
     return (
-        f"{label:>7}{x['tokens']:>12}{x['balancedness']:>10.3f}{x['max_over_mean']:>10.2f}{x['cv']:>7.2f}"
+        f"{label:>7}{x['tokens']:>12,}{x['balancedness']:>10.3f}{x['max_over_mean']:>10.2f}{x['cv']:>7.2f}"
         f"{x['gini']:>7.2f}{x['entropy']:>9.3f}{x['top1_share']:>8.3f}{x['top3_share']:>8.3f}"
         f"{x['active_experts']:>8}{x['hot_expert']:>6}"
     )
@@ -298,5 +312,5 @@ def _apart(pairs: list[dict[str, Any]]) -> str:
     moved = sum(p["changed"] for p in pairs)
     return (
         f"KL {mean['kl']:.4f} ({max(mean['kl'] - mean['noise_floor'], 0):.4f} above the noise floor), "
-        f"JS {mean['js']:.4f}, PSI {mean['psi']:.3f}, mean of {len(pairs)} layers; {moved} changed"
+        f"JS {mean['js']:.4f}, PSI {mean['psi']:.3f}, mean of {counted(len(pairs), 'layer')}; {moved} changed"
     )

@@ -258,14 +258,18 @@ def _text(d: dict[str, Any]) -> str:
         out += ["the collectives with the longest waiting:", *map(_collective_text, late)]
     main: dict[Any, Any] = {}  # the first stream of a device has most compute
     for s in d["streams"]:
-        main.setdefault((s["source"], s["rank"], s["device_index"]), (s["rank"], s["device_index"], s["stream"]))
-    gaps = [g for g in d["gaps"] if (g["rank"], g["device_index"], g["stream"]) in main.values()]
+        main.setdefault((s["source"], s["rank"], s["device_index"]), _lane(s))
+    gaps = [g for g in d["gaps"] if _lane(g) in main.values()]
     if longest := sorted(gaps, key=lambda g: -g["dur_ns"])[:SHOWN]:
         out += ["", "longest gaps of the main streams:", *map(_gap_text, longest)]
-    out += ["", "Busy: kernels, copies and fills. Released by: what ended within 10 us before the next kernel."]
+    out += ["", "Busy: kernels, copies, fills. Released by: what ended within 10 us before the next kernel."]
     out.append("A gap is host time until the launch call of the next kernel returned, device wait after it.")
     out.append("next: moexray diagnose, on the same files and the logs beside them, names cause and remedy")
     return "\n".join(out)
+
+
+def _lane(row: dict[str, Any]) -> tuple[Any, ...]:
+    return row["rank"], row["device_index"], row["stream"]
 
 
 def _came_last(collectives: list[dict[str, Any]]) -> list[str]:
@@ -275,7 +279,8 @@ def _came_last(collectives: list[dict[str, Any]]) -> list[str]:
         waits.setdefault(c["late_rank"], []).append(c["lateness_s"])
     out = [f"who came last in {counted(len(collectives), 'collective')} that were matched over the ranks:"]
     for rank, late in sorted(waits.items(), key=lambda w: -sum(w[1]))[:SHOWN]:
-        out.append(f"  rank {rank}: {counted(len(late), 'time')}, the first to come waited {human(sum(late), 's')} in sum")
+        waited = human(sum(late), "s")
+        out.append(f"  rank {rank}: {counted(len(late), 'time')}, the first to come waited {waited} in sum")
     return out
 
 

@@ -27,7 +27,7 @@ __all__ = ["routing"]
 @click.option("--top-k", type=click.IntRange(1), help="Experts per token, where the file does not tell.")
 @click.option("--groups", type=click.IntRange(1), help="Groups of experts (n_group), for DeepSeek routing.")
 @click.option("--topk-groups", type=click.IntRange(1), help="Groups that a token may use (topk_group).")
-@click.option("--gpus", type=click.IntRange(1), help="EP ranks: balancedness is then over them.")
+@click.option("--gpus", "--ep", "gpus", type=click.IntRange(1), help="EP ranks: balance is then over them.")
 @click.option("--slots", type=click.IntRange(1), help="Physical experts in all; redundant ones are planned.")
 @click.option("--nodes", type=click.IntRange(1), default=1, show_default=True, help="Nodes of the GPUs.")
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.json_text import json_text
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["document", "text"]
 
 SHOWN = 9  # other settings in the text
+WIDTH = 104  # of the legend
 CHECKS = ("placements", "segments", "segment_frees", "final_blocks")
 TITLES = f"{'peak reserved':>14}{'stuck':>11}{'fits in':>11}{'OOMs':>6}{'retries':>9}{'calls':>8}   setting"
 LEGEND = (
@@ -140,10 +142,16 @@ def text(study: Study, _seconds: float) -> str:
     if study.recorded is not None:
         out += ["", *_table(study), *_several(study)]
     out += [""] if study.cases else []
-    out += [f"note: {caveat}" for caveat in study.advice.caveats]
-    out += [f"not used: {c.option}: {c.reason}" for c in study.advice.blocked]
-    out += [f"why: {study.advice.reason}", f"set: {study.advice.line or 'nothing'}"]
+    for caveat in study.advice.caveats:
+        out += _wrap(f"note: {caveat}")
+    for c in study.advice.blocked:
+        out += _wrap(f"not used: {c.option}: {c.reason}")
+    out += [*_wrap(f"why: {study.advice.reason}"), f"set: {study.advice.line or 'nothing'}"]
     return "\n".join(out)
+
+
+def _wrap(text: str) -> list[str]:
+    return textwrap.wrap(text, WIDTH, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
 
 
 def _head(case: Case) -> list[str]:
@@ -194,7 +202,7 @@ def _table(study: Study) -> list[str]:
     for trial in shown[:SHOWN]:
         arrow = "   <-- set this" if trial is study.advice.trial else ""
         out.append(_line(trial, fresh=fresh, mark=(trial.name or _DEFAULTS) + start + arrow))
-    more = [f"{counted(len(shown) - SHOWN, 'other setting')} of other effect"] if len(shown) > SHOWN else []
+    more = [f"{counted(len(shown) - SHOWN, 'more setting')} with an effect"] if len(shown) > SHOWN else []
     more += (
         [f"no effect at all: {', '.join(same[:4])}{' and others' if len(same) > 4 else ''}"] if same else []
     )
