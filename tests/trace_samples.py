@@ -55,7 +55,7 @@ class Trace:
 
 
 def pair_of_ranks(
-    steps=12, late_us=0.0, gap=(), slow=(), record=None, shift_us=0.0, ranks=2, late_rank=1, large=()
+    steps=12, *, late_us=0.0, gap=(), slow=(), record=None, shift_us=0.0, ranks=2, late_rank=1, large=()
 ):
     """Ranks that compute for 10 ms and then meet in a collective of 2 ms, step after step.
 
