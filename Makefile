@@ -54,8 +54,7 @@ demo: $(RUN)
 	@rm -f report.html
 	@$(BIN)/moexray diagnose examples/incident --report report.html --force; code=$$?; \
 	if [ $$code -ne 1 ]; then echo "make demo: exit $$code, expected 1 (findings)" >&2; exit 1; fi; \
-	if [ ! -s report.html ]; then echo "make demo: no report was written" >&2; exit 1; fi; \
-	echo "report: report.html"
+	if [ ! -s report.html ]; then echo "make demo: no report was written" >&2; exit 1; fi
 
 check: $(DEV)
 	$(BIN)/ruff check .

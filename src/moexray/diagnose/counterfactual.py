@@ -90,7 +90,7 @@ def add_counterfactuals(run: Run, findings: list[Finding]) -> list[Finding]:
         where = f"{len(work.last)} steps of {len(work.profiles)} ranks, re-timed without it"
         claim = (
             f"{f.claim} Re-timed without it, the P99 of a step is {after.p99_s * 1e3:.1f} ms instead of "
-            f"{seen.p99_s * 1e3:.1f} ms, which takes away {share:.0%} of the excess."
+            f"{seen.p99_s * 1e3:.1f} ms; it makes up {share:.0%} of the time that the causes found cost."
         )
         proof = Evidence(work.profiles[0].source, where, text)
         out.append(replace(f, claim=claim, evidence=(*f.evidence, proof)))
