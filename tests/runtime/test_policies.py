@@ -11,8 +11,9 @@ from hypothesis.extra import numpy as hnp
 from moexray.algorithms import routers
 from moexray.core.errors import UsageError
 from moexray.kernels.routers import fill_batch, hold_rows
-from moexray.runtime import policies
+from moexray.runtime import scores as blocks
 from moexray.runtime.policies import POLICIES, Biased, Salted, Sticky, parse
+from moexray.runtime.scores import Batch
 
 torch = pytest.importorskip("torch")
 torch.set_num_threads(1)  # threads that wait for each other cost more than they bring
@@ -48,7 +49,7 @@ def run(policy, logits, k):
         policy.step = torch.tensor([policy.rate * float(routers.mean_std(logits.reshape(1, -1))[1][0, 0])])
     for i in range(0, len(logits), BATCH):
         by, paid = policy.logits(torch.from_numpy(logits[i : i + BATCH].copy()))
-        chosen, wanted = policy.choose(by, k, torch.tensor([i // BATCH]))
+        chosen, wanted = policy.choose(by, k, Batch(i // BATCH))
         named = wanted if wanted is not None and policy.lost_counts else chosen
         gates = paid.gather(1, named.clamp(min=0)).masked_fill(named < 0, -math.inf).softmax(dim=1)
         ids.append(chosen)
@@ -93,14 +94,14 @@ def test_the_same_choices_on_many_rows(text, function, options, experts, k):
 def test_sticky_holds_the_row_of_the_forward_before(logits, k, margin):
     """Numpy's rows are one sequence; here they come one forward at a time, as in decode."""
     policy = Sticky(margin=margin)
-    ids = [policy.choose(torch.from_numpy(row[None].copy()), k, torch.tensor([0]))[0] for row in logits]
+    ids = [policy.choose(torch.from_numpy(row[None].copy()), k, Batch(0))[0] for row in logits]
     expected = routers.sticky(logits, k, margin=margin, hold=hold_rows)
     np.testing.assert_array_equal(torch.cat(ids).numpy(), expected.ids)
 
 
 def test_sticky_holds_each_sequence_by_itself_and_nothing_where_the_rows_change():
     policy = Sticky(margin=0.5)
-    turn = lambda *rows: policy.choose(torch.tensor(rows), 1, torch.tensor([0]))[0].ravel().tolist()  # noqa: E731
+    turn = lambda *rows: policy.choose(torch.tensor(rows), 1, Batch(0))[0].ravel().tolist()  # noqa: E731
     assert turn([1.0, 0.0], [0.0, 1.0]) == [0, 1]
     assert turn([0.0, 0.4], [0.4, 0.0]) == [0, 1]  # within the margin
     assert turn([0.0, 0.6], [0.6, 0.0]) == [1, 0]
@@ -111,10 +112,10 @@ def test_sticky_holds_each_sequence_by_itself_and_nothing_where_the_rows_change(
 def test_noise_has_the_bits_of_numpy(seed, batch, rows):
     at = np.arange(rows)
     expected = routers.noise(seed, np.full(rows, batch), at, 5)
-    bits = policies.noise(seed, torch.tensor([batch]), torch.from_numpy(at), 5)
+    bits = blocks.noise(seed, torch.tensor([batch]), torch.from_numpy(at), 5)
     np.testing.assert_array_equal(bits.numpy().view(np.uint64), expected)
     np.testing.assert_array_equal(
-        policies._gaussian(bits).float().numpy(), routers._gaussian(expected).astype(np.float32)
+        blocks.gaussian(bits).float().numpy(), routers._gaussian(expected).astype(np.float32)
     )
 
 
@@ -122,13 +123,13 @@ def test_noise_has_the_bits_of_numpy(seed, batch, rows):
 @given(values=hnp.arrays(np.float32, (3, 8), elements=st.floats(-70_000, 70_000, width=32)))
 def test_rounding_has_the_bits_of_numpy(precision, values):
     expected = routers.rounded(values, precision)
-    np.testing.assert_array_equal(policies.rounded(torch.from_numpy(values.copy()), precision).numpy(), expected)
+    np.testing.assert_array_equal(blocks.rounded(torch.from_numpy(values.copy()), precision).numpy(), expected)
 
 
 @given(logits=tied, k=st.integers(1, 4), seed=st.integers(0, 99))
 def test_ties_only_never_changes_a_strict_winner(logits, k, seed):
     values = torch.from_numpy(logits.copy())
-    ids, _ = Salted(seed=seed, ties_only=True).choose(values, k, torch.tensor([5]))
+    ids, _ = Salted(seed=seed, ties_only=True).choose(values, k, Batch(5))
     kth = np.sort(logits, axis=1)[:, -k]
     for row, own in enumerate(ids.numpy()):
         strict = set(np.flatnonzero(logits[row] > kth[row]))
@@ -139,12 +140,15 @@ def test_ties_only_never_changes_a_strict_winner(logits, k, seed):
 
 def test_ties_only_spreads_identical_tokens_and_repeats_for_a_batch():
     values = torch.zeros(4000, 8)
-    batch = torch.tensor([3])
+    batch = Batch(3)
     ids, _ = Salted(ties_only=True).choose(values, 1, batch)
-    again, _ = Salted(ties_only=True).choose(values, 1, batch)
-    other, _ = Salted(ties_only=True).choose(values, 1, batch + 1)
+    again, _ = Salted(ties_only=True).choose(values, 1, Batch(3))
+    batch.advance()
+    advanced, _ = Salted(ties_only=True).choose(values, 1, batch)
+    other, _ = Salted(ties_only=True).choose(values, 1, Batch(4))
     assert torch.equal(ids, again)
     assert not torch.equal(ids, other)
+    assert torch.equal(advanced, other)
     load = ids.ravel().bincount(minlength=8)
     assert load.min() > 400  # 500 each, binomial: 4.8 standard deviations
 
@@ -154,14 +158,14 @@ def test_groups_stay_closed():
     values = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
     values[:, 8:] = -math.inf
     for name, make in POLICIES.items():
-        ids, _ = make().choose(values, 4, torch.tensor([0]))
+        ids, _ = make().choose(values, 4, Batch(0))
         assert ids.max() < 8, name
 
 
 def test_bias_moves_against_the_load():
     policy = Biased(rate=0.5)
     values = torch.tensor([[1.0, 0.9, 0.0, 0.0]]).repeat(8, 1)
-    seen = [policy.choose(values, 1, torch.tensor([0]))[0].ravel().unique().tolist() for _ in range(2)]
+    seen = [policy.choose(values, 1, Batch(0))[0].ravel().unique().tolist() for _ in range(2)]
     assert seen == [[0], [1]]
 
 

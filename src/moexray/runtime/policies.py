@@ -16,109 +16,17 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from moexray.algorithms.policy_text import split_policy
-from moexray.algorithms.routers import MODES, PRECISIONS
+from moexray.runtime.scores import mean_std, ranked, rounded, shifted
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
+    from moexray.runtime.scores import Batch
+
 __all__ = ["POLICIES", "Biased", "Capacity", "Plain", "Policy", "Salted", "SoftMask", "Sticky", "Temperature",
-           "noise", "parse", "ranked", "rounded"]  # fmt: skip
-
-LARGEST = {"fp16": 65504.0, "e4m3": 448.0, "e5m2": 57344.0}
-# splitmix64, as signed numbers
-_MIX = tuple(c - 2**64 for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
-
-
-# ---- building blocks
-
-
-def ranked(scores: Tensor, k: int) -> Tensor:
-    """[rows, k] of the highest scores, best first, ties to the lowest index."""
-    return scores.sort(dim=1, descending=True, stable=True).indices[:, :k]
-
-
-def noise(seed: int, batch: Tensor, rows: Tensor, experts: int) -> Tensor:
-    """Twin of algorithms.routers.noise: int64 [rows, experts] holding the bits of the unsigned numbers.
-
-    Args:
-        seed: Of the run.
-        batch: int64, [1] or [rows]: id of the batch.
-        rows: int64 [rows], position in the batch.
-        experts: Columns.
-    """
-    import torch
-
-    start = _mixed(seed + (batch + 1) * _MIX[0])
-    start = _mixed(start + (rows + 1) * _MIX[0])
-    columns = torch.arange(1, experts + 1, device=rows.device)
-    return _mixed(start[:, None] + columns * _MIX[0])
-
-
-def _mixed(x: Tensor) -> Tensor:
-    x = (x ^ _shifted(x, 30)) * _MIX[1]
-    x = (x ^ _shifted(x, 27)) * _MIX[2]
-    return x ^ _shifted(x, 31)
-
-
-def _shifted(x: Tensor, bits: int) -> Tensor:
-    """Right by so many bits, filled with zeros: torch fills with the sign."""
-    return (x >> bits) & ((1 << (64 - bits)) - 1)
-
-
-def _gaussian(bits: Tensor) -> Tensor:
-    u = (_shifted(bits, 32).double() + 1.0) / 2.0**32
-    v = (bits & 0xFFFFFFFF).double() / 2.0**32
-    return (-2.0 * u.log()).sqrt() * (2.0 * math.pi * v).cos()
-
-
-def _drawn(scores: Tensor, seed: int, batch: Tensor) -> Tensor:
-    """The noise of one batch."""
-    import torch
-
-    return noise(seed, batch, torch.arange(scores.shape[0], device=scores.device), scores.shape[1])
-
-
-def rounded(values: Tensor, precision: str) -> Tensor:
-    """Twin of algorithms.routers.rounded."""
-    import torch
-
-    values = values.float()
-    if precision == "fp32":
-        return values
-    if precision == "bf16":
-        return values.bfloat16().float()
-    if precision == "int8":
-        step = values.abs().amax(dim=-1, keepdim=True).clamp(min=1e-30) / 127
-        return (values / step).round() * step
-    significand, exponent = PRECISIONS[precision]
-    power = values.frexp().exponent.clamp(min=3 - 2 ** (exponent - 1)) - significand
-    step = ((power + 127) << 23).to(torch.int32).view(torch.float32)  # 2**power, exact
-    return ((values / step).round() * step).clamp(-LARGEST[precision], LARGEST[precision])
-
-
-def _mean_std(values: Tensor) -> tuple[Tensor, Tensor]:
-    """Twin of algorithms.routers.mean_std."""
-    kept = values.isfinite()
-    count = kept.sum(dim=1, keepdim=True).clamp(min=1)
-    finite = values.double().masked_fill(~kept, 0.0)
-    mean = _total(finite) / count
-    return mean, (_total(((finite - mean) ** 2).masked_fill(~kept, 0.0)) / count).sqrt()
-
-
-def _total(values: Tensor) -> Tensor:
-    import torch
-
-    width = 1 << max(values.shape[1] - 1, 0).bit_length()
-    values = torch.nn.functional.pad(values, (0, width - values.shape[1]))
-    while width > 1:
-        width //= 2
-        values = values[:, :width] + values[:, width:]
-    return values
-
-
-# ---- policies
+           "parse"]  # fmt: skip
 
 
 class Policy(Protocol):
@@ -137,13 +45,13 @@ class Policy(Protocol):
     def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """The logits that the choice starts from, and those that the weights start from."""
 
-    def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:
+    def choose(self, scores: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """Chooses experts.
 
         Args:
             scores: float32 [rows, experts].
             k: Experts per token.
-            batch: int64 [1], id of the batch.
+            batch: The forward in progress.
 
         Returns:
             Ids, int64 [rows, k], -1 where the choice is lost; and where choices can be lost the ids that
@@ -159,7 +67,7 @@ class _Policy:
     def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         return logits, logits
 
-    def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
+    def choose(self, scores: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         return ranked(scores, k), None
 
 
@@ -184,15 +92,16 @@ class Salted(_Policy):
         used = logits if self.precision == "fp32" else rounded(logits, self.precision)
         return used, used
 
-    def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:
+    def choose(self, scores: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """See Policy."""
-        bits = _drawn(scores, self.seed, batch)
         if not self.ties_only:
-            return ranked(scores + (_gaussian(bits) * self.salt * self.scale).float(), k), None
+            salt = batch.normal(self.seed, scores) * self.salt * self.scale
+            return ranked(scores + salt.float(), k), None
+        bits = batch.bits(self.seed, scores)
         kth = scores.topk(k, dim=1).values[:, -1:]
         above, tied = scores > kth, scores == kth
         room = k - above.sum(dim=1, keepdim=True)
-        lots = _shifted(bits, 1).masked_fill(~tied, 2**63 - 1)  # lowest lots win
+        lots = shifted(bits, 1).masked_fill(~tied, 2**63 - 1)  # lowest lots win
         place = lots.argsort(dim=1, stable=True).argsort(dim=1, stable=True)
         return ranked(scores.masked_fill(~(above | (tied & (place < room))), -math.inf), k), None
 
@@ -216,14 +125,14 @@ class SoftMask(_Policy):
 
     def logits(self, logits: Tensor) -> tuple[Tensor, Tensor]:
         """Cut."""
-        mean, std = _mean_std(logits.float())
+        mean, std = mean_std(logits.float())
         used = logits.float().minimum((mean + self.cap * std).float())
         return used, used
 
-    def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:
+    def choose(self, scores: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """See Policy."""
         if self.sigma > 0:
-            scores = scores + (_gaussian(_drawn(scores, self.seed, batch)) * self.sigma).float()
+            scores = scores + (batch.normal(self.seed, scores) * self.sigma).float()
         return ranked(scores, k), None
 
 
@@ -238,7 +147,7 @@ class Biased(_Policy):
         self.step: Tensor | None = None  # float32 [1]
         self._bias: Tensor | None = None
 
-    def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
+    def choose(self, scores: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         """See Policy."""
         import torch
 
@@ -246,7 +155,7 @@ class Biased(_Policy):
             with torch.inference_mode(mode=False):
                 self._bias = torch.zeros(scores.shape[1], device=scores.device)
         if self.step is None:
-            self.step = (self.rate * _mean_std(scores.reshape(1, -1))[1]).float().reshape(1)
+            self.step = (self.rate * mean_std(scores.reshape(1, -1))[1]).float().reshape(1)
         ids = ranked(scores + self._bias, k)
         flat = ids.reshape(-1)
         load = torch.zeros_like(self._bias, dtype=torch.int64).scatter_add_(0, flat, torch.ones_like(flat))
@@ -267,7 +176,7 @@ class Capacity(_Policy):
         self.on_host = mode != "drop"
         self.lost_counts = mode == "drop"
 
-    def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
+    def choose(self, scores: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         """See Policy."""
         rows, experts = scores.shape
         room = int(-(-self.factor * k * rows // experts))
@@ -279,21 +188,31 @@ class Capacity(_Policy):
         return self._served(order, scores, kept, room), wanted
 
     def _served(self, order: Tensor, scores: Tensor, kept: Tensor, room: int) -> Tensor:
-        """Rows before the first without room are settled; the rest is served by the numpy loop."""
-        import numpy as np
+        """Rows before the first without room are settled; the others are served one after another."""
         import torch
 
-        from moexray.algorithms.routers import fill_batch
-
-        (rows, experts), k = order.shape, kept.shape[1]
+        k, experts = kept.shape[1], order.shape[1]
         settled = int(kept.all(dim=1).long().cumprod(dim=0).sum())
-        best = order.cpu().numpy()
-        ids = np.full((rows, k), -1, np.int64)
-        ids[:settled] = best[:settled, :k]
-        left = room - np.bincount(ids[:settled].ravel(), minlength=experts)
-        usable = scores.isfinite().sum(dim=1).cpu().numpy()
-        fill_batch(best[settled:], usable[settled:], left, MODES.index(self.mode), ids[settled:])
-        return torch.from_numpy(ids).to(order.device)
+        ids: list[list[int]] = order[:settled, :k].tolist()
+        left = (room - order[:settled, :k].reshape(-1).bincount(minlength=experts)).tolist()
+        usable = scores[settled:].isfinite().sum(dim=1).tolist()
+        ids += map(partial(self._serve, left, k), order[settled:].tolist(), usable)
+        return torch.tensor(ids, dtype=torch.int64, device=order.device).view(-1, k)
+
+    def _serve(self, left: list[int], k: int, best: list[int], usable: int) -> list[int]:
+        """One row, by lists: ten times as fast as numpy's twin (fill_batch); lowers what is left."""
+        ids: list[int] = []
+        for expert in best[:k]:
+            chosen = expert
+            if left[expert] <= 0 or expert in ids:
+                free = (e for e in best[:usable] if left[e] > 0 and e not in ids)
+                if self.mode == "spill":
+                    chosen = next(free, -1)
+                else:
+                    chosen = max(free, key=lambda e: (left[e], -e), default=-1)
+            ids.append(chosen)
+            left[chosen] -= chosen >= 0
+        return ids
 
 
 def _turn(wanted: Tensor, experts: int) -> Tensor:
@@ -322,7 +241,7 @@ class Sticky(_Policy):
         self.margin = margin
         self._held: Tensor | None = None
 
-    def choose(self, scores: Tensor, k: int, batch: Tensor) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
+    def choose(self, scores: Tensor, k: int, batch: Batch) -> tuple[Tensor, Tensor | None]:  # noqa: ARG002
         """See Policy."""
         import torch
 

@@ -21,6 +21,7 @@ from moexray.runtime.engines import routers
 from moexray.runtime.guard import Guard, say_once
 from moexray.runtime.handle import Handle
 from moexray.runtime.policies import parse
+from moexray.runtime.scores import Batch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -83,7 +84,7 @@ class RouterHandle(Handle):
         self.reason = ""
         self._model, self._make = model, make
         self._sites: Sequence[_Site] = ()
-        self._batches: dict[Any, Tensor] = {}  # device -> int64 [1]
+        self._batches: dict[Any, Batch] = {}  # by device
         self._named = False
 
     def attach(self) -> Self:
@@ -102,7 +103,7 @@ class RouterHandle(Handle):
         """Gives the next forward this batch id; those after it count on from there."""
         self._named = True
         for batch in self._batches.values():
-            batch.fill_(id)
+            batch.become(id)
 
     def effects(self) -> list[Effect]:
         """What the policy did since it was attached, router by router; waits for the device."""
@@ -117,7 +118,7 @@ class RouterHandle(Handle):
         found = routers(self._model)
         with torch.inference_mode(mode=False):
             places = [next(router.module.parameters()).device for router in found]
-            self._batches = {at: torch.full((1,), -1, dtype=torch.int64, device=at) for at in set(places)}
+            self._batches = {at: Batch(-1, at) for at in set(places)}
             self._sites = [
                 _Site(router, self._make(), self._batches[at], torch.zeros(3, dtype=torch.int64, device=at))
                 for router, at in zip(found, places, strict=True)
@@ -137,7 +138,7 @@ class RouterHandle(Handle):
     def _enter(self, _model: Any, _args: Any) -> None:
         if not self._named:
             for batch in self._batches.values():
-                batch.add_(1)
+                batch.advance()
         self._named = False
 
     def _after(self, site: _Site, _module: Any, _args: Any, output: Any) -> Any:
@@ -155,13 +156,13 @@ class _Site:
     Args:
         router: Of the engine.
         policy: Its own, with its state.
-        batch: int64 [1], shared by the routers of a device.
+        batch: Shared by the routers of a device.
         counts: int64 [3]: choices, flips, lost.
     """
 
     router: Router
     policy: Policy
-    batch: Tensor
+    batch: Batch
     counts: Tensor
 
     def decide(self, output: Any) -> Any:
