@@ -274,6 +274,6 @@ TestBlocks.settings = settings(
 @pytest.mark.soak
 def test_blocks_for_long():
     machine = type("Long", (Blocks.TestCase,), {})
-    machine.settings = settings(max_examples=3000, stateful_step_count=80, deadline=None,
+    machine.settings = settings(max_examples=400, stateful_step_count=60, deadline=None,
                                 suppress_health_check=[HealthCheck.too_slow])
     machine().runTest()
