@@ -76,6 +76,9 @@ bench: $(RUN)
 	$(BIN)/python benchmarks/allocator.py
 	$(BIN)/python benchmarks/timeline.py
 	$(BIN)/python benchmarks/exchange.py
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/arena.py
+	$(BIN)/python benchmarks/rescheduler.py
+	$(BIN)/python benchmarks/zero_copy.py
 
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \
