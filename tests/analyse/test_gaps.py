@@ -155,6 +155,23 @@ def test_a_third_of_one_rank_waits_for_communication():
     assert gaps.device[:, 0].sum() / gaps.duration.sum() == pytest.approx(0.325, abs=0.01)
 
 
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 40), st.integers(0, 12)), min_size=2, max_size=30))
+def test_who_released_a_kernel_agrees_with_a_look_at_each_pair_of_streams(kernels):
+    trace = Trace()
+    for stream, at, length in kernels:
+        trace.kernel(100 + at, length, stream=stream, launch=10)
+    one = profile(trace)
+    every = streams(one)
+    for found in attribute(one):
+        others = [s.rows for s in every if s.stream != found.of.stream]
+        for row, begin, released in zip(found.before, found.start, found.released_by, strict=True):
+            rows = [r for mine in others for r in mine if begin < one.end[r] <= one.start[row]]
+            latest = max((int(one.end[r]) for r in rows), default=-1)
+            near = one.start[row] - latest <= 10 * US
+            assert (released >= 0) == (latest >= 0 and bool(near))
+            assert released < 0 or (one.end[released] == latest and released in rows)
+
+
 def test_streams_of_communication_come_last():
     trace = Trace().kernel(0, 10).kernel(5, 900, NCCL, stream=20).kernel(20, 5, stream=9)
     assert [(s.stream, s.is_comm) for s in streams(profile(trace))] == [(7, False), (9, False), (20, True)]

@@ -7,7 +7,7 @@ import pytest
 from click.testing import CliRunner
 
 from moexray.core.verdicts import VERDICTS
-from moexray.faces.cli.main import COMMANDS, main
+from moexray.faces.cli.main import COMMANDS, main, run
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of "
@@ -175,3 +175,14 @@ def test_markdown_passes_on_no_html_links_or_mentions():
     assert "<" not in bare.replace("\\<", "")
     assert "[l](u)" not in bare
     assert "@" not in bare.replace("\\@", "")
+
+
+@pytest.mark.parametrize("command", ["memory", "routing", "timeline", "diagnose"])
+def test_a_path_that_cannot_be_looked_at_is_no_fault_of_ours(command, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["moexray", command, "a" * 300])
+    with pytest.raises(SystemExit) as left:
+        run()
+    assert left.value.code == 2
+    said = capsys.readouterr().err
+    assert "name too long" in said
+    assert "moexray failed" not in said

@@ -2,7 +2,10 @@
 
 import gzip
 import json
+import os
+import threading
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -81,3 +84,26 @@ def test_nothing_to_draw_is_an_error(tmp_path):
     result = run(log, "-o", tmp_path / "out.json")
     assert result.exit_code == 2
     assert "Traceback" not in result.output
+
+
+def test_a_device_or_pipe_is_written_to_and_never_replaced(folder, tmp_path):
+    """`-o /dev/stdout --force` and the like: a file beside it must not take its place."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(pipe.read_bytes()), daemon=True)
+    reader.start()
+    result = CliRunner().invoke(command, ["perfetto", str(folder), "-o", str(pipe), "--force"])
+    reader.join(timeout=20)
+    assert result.exit_code == 0, result.output
+    assert pipe.is_fifo()
+    assert json.loads(got[0])["traceEvents"]
+
+
+def test_a_full_disk_is_told(folder):
+    if not Path("/dev/full").is_char_device():
+        pytest.skip("this system has no /dev/full")
+    result = CliRunner().invoke(command, ["perfetto", str(folder), "-o", "/dev/full", "--force"])
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "/dev/full cannot be written (No space left on device)" in result.stderr
+    assert Path("/dev/full").is_char_device()

@@ -134,8 +134,9 @@ def streams(profile: Profile) -> list[Stream]:
     talks[profile.comm_rows] = True
     keys = profile.device[rows].astype(np.int64) << 32 | profile.stream[rows]
     found = []
-    for key in np.unique(keys).tolist():
-        mine = rows[keys == key]
+    known, first = np.unique(np.sort(keys), return_index=True)
+    per_stream = np.split(rows[np.argsort(keys, kind="stable")], first[1:])
+    for key, mine in zip(known.tolist(), per_stream, strict=True):
         length = profile.end[mine] - profile.start[mine]
         talking = int(length[talks[mine]].sum())
         cover = Cover(profile.start[mine], profile.end[mine])
@@ -143,19 +144,22 @@ def streams(profile: Profile) -> list[Stream]:
     return sorted(found, key=lambda s: (s.is_comm, -int(s.busy.total[-1])))
 
 
-def attribute(profile: Profile, chosen: list[Stream] | None = None) -> list[Gaps]:
+def attribute(profile: Profile) -> list[Gaps]:
     """The gaps of each stream with what they waited for."""
-    every = streams(profile) if chosen is None else chosen
+    every = streams(profile)
     if not every:
         return []
     threads = _Threads(profile)
     launches = _Launches(profile)
-    everything = streams(profile)
-    return [_of_stream(profile, one, everything, threads, launches) for one in every]
+    on_device: dict[int, list[Stream]] = {}
+    for one in every:
+        on_device.setdefault(one.device, []).append(one)
+    devices = {device: _Device(profile, found) for device, found in on_device.items()}
+    return [_of_stream(profile, one, devices[one.device], threads, launches) for one in every]
 
 
 def _of_stream(
-    profile: Profile, one: Stream, every: list[Stream], threads: _Threads, launches: _Launches
+    profile: Profile, one: Stream, beside: _Device, threads: _Threads, launches: _Launches
 ) -> Gaps:
     first, last = one.busy.gaps()
     before = one.rows[np.searchsorted(profile.start[one.rows], last)]
@@ -166,7 +170,7 @@ def _of_stream(
     lane = np.where(call >= 0, profile.lane[np.maximum(call, 0)], -1)
     host = threads.between(lane, start, host_end)
     inside = launches.inside_graph(before, call)
-    device, rest, released = _device_part(profile, one, every, host_end, end, last[at], inside)
+    device, rest, released = _device_part(profile, one, beside, host_end, end, last[at], inside)
     middle = profile.steps.of(start)
     return Gaps(one, start, end, middle, before, call, host, device, rest, released)
 
@@ -187,44 +191,66 @@ def _cut(
 
 
 def _device_part(
-    profile: Profile, one: Stream, every: list[Stream], start: NDArray[np.int64], end: NDArray[np.int64],
+    profile: Profile, one: Stream, beside: _Device, start: NDArray[np.int64], end: NDArray[np.int64],
     kernel_start: NDArray[np.int64], inside: NDArray[np.bool_],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:  # fmt: skip
     """[gaps, DEVICE], what remains, and the row that released each kernel (-1)."""
     out = np.zeros((len(start), len(DEVICE)), np.int64)
     left = end - start
-    others = [s for s in every if s is not one and s.device == one.device]
-    released = np.full(len(start), -1, np.int64)
-    ended = np.full(len(start), -1, np.int64)
-    comm = np.zeros(len(start), np.bool_)
-    for other in others:
-        order = other.rows[np.argsort(profile.end[other.rows], kind="stable")]
-        ends = profile.end[order]
-        at = np.searchsorted(ends, kernel_start, side="right") - 1
-        when = np.where(at >= 0, ends[np.maximum(at, 0)], -1)
-        better = (when > ended) & (when > start) & (kernel_start - when <= REACH_NS)
-        ended = np.where(better, when, ended)
-        released = np.where(better, order[np.maximum(at, 0)], released)
-    talks = np.zeros(len(profile.start), np.bool_)
-    talks[profile.comm_rows] = True
+    released = beside.ended_last(one, kernel_start)
+    when = np.where(released >= 0, profile.end[released], -1)
+    released = np.where((when > start) & (kernel_start - when <= REACH_NS), released, -1)
     has = released >= 0
-    comm[has] = talks[released[has]]
+    comm = has & beside.talks[released]
     # From where the releasing kernel ran (or the device part began) until the kernel started.
     since = np.where(has, np.maximum(start, profile.start[np.maximum(released, 0)]), end)
     given = np.clip(end - since, 0, left)
     out[:, 0], out[:, 1] = np.where(comm, given, 0), np.where(comm, 0, given)
     until = end - given
-    for kind, column in ((True, 2), (False, 3)):
-        covers = [s.busy for s in others if s.is_comm is kind]
-        if covers:
-            cover = Cover(np.concatenate([c.start for c in covers]), np.concatenate([c.end for c in covers]))
-            out[:, column] = cover.within(start, until)
+    out[:, 2], out[:, 3] = (beside.busy[kind].within(start, until) for kind in (True, False))
     both = np.maximum(out[:, 2] + out[:, 3] - (until - start), 0)  # time under both counts as communication
     out[:, 3] -= np.minimum(both, out[:, 3])
     rest = left - out.sum(axis=1)
     latency = ~inside & (rest <= LATENCY_NS)
     out[:, 4], out[:, 5] = np.where(inside, rest, 0), np.where(latency, rest, 0)
     return out, np.where(inside | latency, 0, rest), released
+
+
+class _Device:
+    """All streams of one device together, so that many streams cost no pairs of them.
+
+    Args:
+        profile: The trace.
+        found: Its streams on the device.
+    """
+
+    def __init__(self, profile: Profile, found: list[Stream]) -> None:
+        self.talks = np.zeros(len(profile.start), np.bool_)
+        self.talks[profile.comm_rows] = True
+        rows = np.concatenate([s.rows for s in found])
+        place = np.repeat(np.arange(len(found)), [len(s.rows) for s in found])
+        order = np.lexsort((-place, profile.end[rows]))  # of equal ends the first stream comes last
+        self.rows, self.end, self.place = rows[order], profile.end[rows[order]], place[order]
+        self.places = {s.stream: i for i, s in enumerate(found)}
+        runs = np.flatnonzero(np.diff(self.place, prepend=-1))
+        self.before_run = np.repeat(runs, np.diff(runs, append=len(order))) - 1
+        # A window of a stream's own gap holds nothing of that stream: its own busy time does not count.
+        self.busy = {kind: _union([s.busy for s in found if s.is_comm is kind]) for kind in (True, False)}
+
+    def ended_last(self, one: Stream, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The row of the other streams that ended last at or before each time; -1 for none."""
+        at = np.searchsorted(self.end, times, side="right") - 1
+        own = (at >= 0) & (self.place[at] == self.places[one.stream])
+        at = np.where(own, self.before_run[at], at)
+        return np.where(at >= 0, self.rows[at], -1)
+
+
+def _union(covers: list[Cover]) -> Cover:
+    nothing = [np.empty(0, np.int64)]
+    return Cover(
+        np.concatenate([c.start for c in covers] or nothing),
+        np.concatenate([c.end for c in covers] or nothing),
+    )
 
 
 class _Launches:

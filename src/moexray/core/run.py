@@ -114,9 +114,11 @@ class Run:
 
     def nothing_found(self) -> str:
         """Why a table may be empty, for errors: files that gave nothing, then what was wrong with others."""
-        told = [f"{s.path}: {s.reason}" for s in self.skipped]
-        told += [f"{path}: {problem.text}" for path, problem in self.problems]
-        return "; ".join(dict.fromkeys(told[:3])) or "nothing of the kind in what was given"
+        told = {s.path: s.reason for s in self.skipped}
+        for path, problem in self.problems:
+            told.setdefault(path, problem.text)
+        named = [f"{path}: {text}" for path, text in told.items()][:3]
+        return "; ".join(named) or "nothing of the kind in what was given"
 
     def by_source(self, table: str) -> Iterator[tuple[str, tuple[Row, ...]]]:
         """Rows grouped by file, in the order of the files."""

@@ -341,3 +341,9 @@ def test_real_snapshots(name):
     assert pool.stuck_bytes == STUCK[name]
     assert shot.faults == ()
     assert ("mem.fragmentation" in {f.id for f in diagnose(run).findings}) == (name == "lm_a_medium_1024_training")
+
+
+def test_a_damaged_first_segment_costs_itself_only(tmp_path):
+    found = says(tmp_path, whole(halves(3)) | {"segments": [None, *halves(3)]})
+    assert found["mem.fragmentation"].value == 1536 * MIB
+    assert "segment 0" in found["snapshot.inconsistent"].claim

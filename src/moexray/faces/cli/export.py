@@ -47,8 +47,12 @@ def perfetto(paths: tuple[str, ...], output: Path, *, force: bool) -> None:
             say("error: no trace and no memory history to draw\n  try:   give traces or snapshots", err=True)
             sys.exit(2)
         count = _write(output, run, diagnose(run))
-    except (MoexrayError, OSError) as why:
+    except MoexrayError as why:
         say(f"error: {why}", err=True)
+        sys.exit(2)
+    except OSError as why:
+        say(f"error: {output} cannot be written ({why.strerror})", err=True)
+        say("  try:   check its rights and the space left", err=True)
         sys.exit(2)
     say(f"written: {output} ({counted(count, 'event')})")
     say("next: open it at ui.perfetto.dev (nothing is uploaded) or in chrome://tracing")
@@ -64,7 +68,8 @@ def _write(output: Path, run: Run, found: Diagnosis) -> int:
 
     from moexray.faces.perfetto import events
 
-    part = output.with_name(f"{output.name}.part")
+    device = output.exists() and not output.is_file()  # /dev/stdout, a pipe: nothing may take its place
+    part = output if device else output.with_name(f"{output.name}.part")
     opener: Any = partial(gzip.open, compresslevel=3) if output.suffix == ".gz" else open
     count = 0
     try:
@@ -76,7 +81,9 @@ def _write(output: Path, run: Run, found: Diagnosis) -> int:
                 out.write(msgspec.json.encode(chunk)[1:-1])
                 count += len(chunk)
             out.write(b"]}\n")
-        part.replace(output)
+        if not device:
+            part.replace(output)
     finally:
-        part.unlink(missing_ok=True)
+        if not device:
+            part.unlink(missing_ok=True)
     return count

@@ -43,5 +43,5 @@ def _link_base(paths: Sequence[str], report: Path) -> str:
     folder = Path(paths[0]) if len(paths) == 1 and Path(paths[0]).is_dir() else Path()
     try:
         return os.path.relpath(folder.resolve(), report.resolve().parent)
-    except ValueError:  # another drive
+    except (ValueError, RuntimeError):  # another drive; a loop of links
         return ""

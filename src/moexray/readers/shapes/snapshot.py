@@ -26,6 +26,7 @@ __all__ = ["from_tape", "is_snapshot", "shape"]
 
 MAX_RECORDS = 8_000_000  # segments, blocks and events of one file: about 60 bytes each as columns
 MAX_FAULTS = 200
+LOOKED_AT = 16  # segments, to know the shape
 DEVICE_KEYS = ("device", "address", "total_size", "blocks")
 STATE_CODES = {name: code for code, name in enumerate(STATES)} | {"active_awaiting_free": 2}
 
@@ -50,8 +51,10 @@ def is_snapshot(document: Any) -> bool:
         return False
     if not segments:
         return isinstance(document, dict) and isinstance(document.get("device_traces"), list)
-    first = segments[0]
-    return isinstance(first, dict) and "total_size" in first and isinstance(first.get("blocks"), list)
+    return any(  # a damaged one among them costs itself only
+        isinstance(s, dict) and "total_size" in s and isinstance(s.get("blocks"), list)
+        for s in segments[:LOOKED_AT]
+    )
 
 
 def shape(document: Any, source: Source, out: Reading) -> bool:
