@@ -80,6 +80,13 @@ def test_identical_rows_and_empty_ones_are_set_aside(tmp_path):
     assert aside["rows"] == 4  # two steps of two layers
 
 
+def test_a_file_of_identical_rows_alone_is_counted_and_not_set_aside(tmp_path):
+    np.savez(tmp_path / "r.npz", topk_ids=np.tile([[[1, 2]]], (1, 200, 1)).astype(np.int16), num_experts=8)
+    doc = document(tmp_path / "r.npz")
+    assert doc["layers"][0]["tokens"] == 400
+    assert doc["set_aside"] == []
+
+
 def test_a_change_is_placed_and_the_stretches_are_compared(tmp_path):
     rng = np.random.default_rng(1)
     mixes = rng.dirichlet(np.full(16, 0.8), 2)

@@ -252,7 +252,9 @@ def _from_routes(batch: Batch, dummy_run: int, windows: int) -> Load | None:
         return None
     stack = np.stack([p[:tokens] for p in per_layer])
     dummy = dummy_tokens(np.moveaxis(stack, 0, 1).reshape(tokens, -1), dummy_run)
-    keep = ~dummy if not dummy.all() else ~dummy | True
+    if dummy.all():
+        dummy[:] = False  # nothing else is there: what was recorded is what can be shown
+    keep = ~dummy
     stack = stack[:, keep]
     experts = int(batch.attrs.get("num_experts") or 0)
     units = max(experts, int(stack.max()) + 1)

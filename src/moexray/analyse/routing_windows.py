@@ -170,7 +170,8 @@ def relation(figures: Figures, seed: int = 0) -> Relation | None:
     size = int(edges[1] - edges[0]) if len(edges) > 1 else 1
     loads = np.add.reduceat(cube[: edges[-1] + size], edges, axis=0).astype(np.float64)
     used = loads.sum(axis=(0, 2)) > 0
-    x = np.array([float(js(w, counts.sum(axis=0) - w)[used].mean()) for w in counts.astype(np.float64)])
+    total = counts.sum(axis=0, dtype=np.float64)
+    x = np.array([float(js(w, total - w)[used].mean()) for w in counts])
     tops = loads[:, used].max(axis=2)
     y = (loads[:, used].mean(axis=2) / np.maximum(tops, 1e-300)).mean(axis=1)
     if x.std() == 0 or y.std() == 0:

@@ -192,7 +192,8 @@ def stream_of(recording: Recording, most: int | None = None) -> Stream:
             steps.append((live.pop(address), 0))
         if kind == EMPTY_CACHE:
             steps.append((EMPTY_CACHE, 0))
-    recorded = max([sum(s.size for s in plan.start), *plan.recorded_reserved], default=0)
+    mapped = (sum(b[1] for b in s.blocks) if s.expandable else s.size for s in plan.start)
+    recorded = max([sum(mapped), *plan.recorded_reserved], default=0)
     chosen = tuple(steps[:most])
     return Stream(chosen, tuple(homes), recording.history.settings, _live_peak(chosen), recorded or None)
 

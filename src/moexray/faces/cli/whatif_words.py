@@ -26,6 +26,7 @@ LEGEND = (
     "stuck: free bytes at the end that empty_cache cannot return; fits in: least memory at which no request",
     "fails; calls: segments taken and given back, pages mapped and unmapped (each costs time)",
 )
+LISTED = 1_000  # ambiguous blocks in the JSON
 
 
 def document(study: Study, seconds: float) -> str:
@@ -121,6 +122,10 @@ def _file(study: Study, i: int) -> dict[str, Any]:
         "stated_peak_reserved_bytes": case.recording.stated_peak,
         "start_reserved_bytes": case.kept.held,
         "ambiguous_blocks": case.kept.plan.ambiguous,
+        "ambiguous": [
+            {"address": b.address, "least_bytes": b.least, "most_bytes": b.most}
+            for b in case.check.ambiguous[:LISTED]
+        ],
         "self_check": _check([case.check]),
         "settings": [
             {
