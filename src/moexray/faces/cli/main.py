@@ -64,9 +64,9 @@ def run() -> None:
     except Exception as why:  # the edge; MOEXRAY_TRACEBACK=1 shows where
         if os.environ.get("MOEXRAY_TRACEBACK"):
             raise
-        if isinstance(why, OSError) and why.filename is not None:
-            say(f"error: {why.filename}: {why.strerror}", err=True)
-            say("  try:   check the path and the rights on it", err=True)
+        if isinstance(why, OSError):  # without a name it is the standard output
+            say(f"error: {why.filename or 'the output'}: {why.strerror}", err=True)
+            say("  try:   check the path, the rights on it and the space left", err=True)
             sys.exit(2)
         say(f"error: moexray failed ({type(why).__name__}: {why})", err=True)
         say("  try:   MOEXRAY_TRACEBACK=1 shows where; please report it with that", err=True)

@@ -185,24 +185,34 @@ def _gaps(profile: Profile, found: list[Gaps]) -> list[dict[str, Any]]:
 def _steps(profile: Profile, gaps: Gaps) -> list[dict[str, Any]]:
     """Steps of the main stream; `outside_ns` is before its first or after its last kernel."""
     steps = profile.steps
-    busy = gaps.of.busy.within(steps.start, steps.end)
-    out = []
-    for i in range(len(steps)):
-        mine = gaps.step == i
-        idle = int(gaps.duration[mine].sum())
-        out.append(
-            {
-                "rank": profile.rank,
-                "step": int(steps.label[i]),
-                "t_ns": int(steps.start[i]),
-                "dur_ns": int(steps.duration[i]),
-                "stream": gaps.of.stream,
-                "busy_ns": int(busy[i]),
-                **_named(gaps.host[mine].sum(axis=0), gaps.device[mine].sum(axis=0)),
-                "unexplained_ns": int(gaps.unexplained[mine].sum()),
-                "outside_ns": int(steps.duration[i]) - int(busy[i]) - idle,
-            }
-        )
+    busy, length = gaps.of.busy.within(steps.start, steps.end), steps.duration
+    inside = gaps.step >= 0
+    idle, host, device, unexplained = (
+        _per_step(values[inside], gaps.step[inside], len(steps))
+        for values in (gaps.duration, gaps.host, gaps.device, gaps.unexplained)
+    )
+    return [
+        {
+            "rank": profile.rank,
+            "step": int(steps.label[i]),
+            "t_ns": int(steps.start[i]),
+            "dur_ns": int(length[i]),
+            "stream": gaps.of.stream,
+            "busy_ns": int(busy[i]),
+            **_named(host[i], device[i]),
+            "unexplained_ns": int(unexplained[i]),
+            "outside_ns": int(length[i] - busy[i] - idle[i]),
+        }
+        for i in range(len(steps))
+    ]
+
+
+def _per_step(values: np.ndarray, step: np.ndarray, steps: int) -> np.ndarray:
+    """Sums of the rows of each step, [steps, ...]."""
+    import numpy as np
+
+    out = np.zeros((steps, *values.shape[1:]), np.int64)
+    np.add.at(out, step, values)
     return out
 
 
