@@ -124,7 +124,7 @@ def _file(study: Study, i: int) -> dict[str, Any]:
         "ambiguous_blocks": case.kept.plan.ambiguous,
         "ambiguous": [
             {"address": b.address, "least_bytes": b.least, "most_bytes": b.most}
-            for b in case.check.ambiguous[:LISTED]
+            for b in (case.check.ambiguous[:LISTED] if case.check else ())
         ],
         "self_check": _check([case.check]),
         "settings": [
