@@ -26,24 +26,54 @@ def document(*findings, **over):
     }
 
 
-def test_the_verdict_comes_first_with_every_remedy_and_three_pieces_of_evidence():
-    lines = as_text(document(finding("mem.x"))).splitlines()
+def acts(id, number):
+    return [{"action": f"Action {n} of {id}.", "undo": "", "caveats": ""} for n in range(1, number + 1)]
+
+
+def test_the_verdict_comes_first_with_its_best_remedies_and_proof():
+    lines = as_text(document(finding("mem.x", remedies=acts("mem.x", 4)))).splitlines()
     assert lines[0] == "verdict: mem.x  [warn, confidence 0.90]"
     assert lines[1] == "  Claim of mem.x."
     assert [line for line in lines if "  do: " in line] == ["  do: Action 1 of mem.x.", "  do: Action 2 of mem.x."]
+    assert "  ... 2 further remedies: --all" in lines
     assert [line for line in lines if line.startswith("  | ")] == [
-        "  | a.log:1: request 1.00 GiB, count 7",
-        "  | a.log:2: request 2.00 GiB, count 7",
-        "  | a.log:3: request 3.00 GiB, count 7",
+        "  | a.log:1: request 1.00 GiB, count 7", "  | a.log:2: request 2.00 GiB, count 7",
     ]
+    assert "  ... 1 further remedy: --all" in as_text(document(finding("mem.x", remedies=acts("mem.x", 3))))
 
 
-def test_a_further_finding_has_one_remedy_and_one_piece_of_evidence():
+def test_a_further_cause_has_one_remedy_and_one_piece_of_evidence():
     text = as_text(document(finding("mem.x"), finding("ep.y")))
     rest = text[text.index("also: ep.y") :]
     assert rest.count("  do: ") == 1
     assert rest.count("  | ") == 1
     assert "shortened: --all" in rest
+
+
+def test_a_consequence_points_to_its_cause_and_keeps_its_proof_for_all():
+    story = document(finding("mem.x"), finding("ep.y", implied_by=["mem.x"], settle_with=["a trace"]))
+    rest = as_text(story)[as_text(story).index("also: ep.y") :]
+    assert "follows from: mem.x" in rest
+    assert rest.count("  do: ") == 1
+    assert "  | " not in rest
+    assert "would settle" not in rest
+    assert "would settle it: a trace" in as_text(story, whole=True)
+
+
+def test_the_chain_stands_under_the_claim():
+    lines = as_text(document(finding("a.a"), finding("b.b", implied_by=["a.a"]))).splitlines()
+    assert lines[2] == "chain: a.a -> b.b"
+
+
+@pytest.mark.parametrize(("claim", "told"), [
+    ("Short one. Two.", "Short one. Two."),
+    ("The first of 1.5 GiB ends here. " + "The second is long " * 20, "The first of 1.5 GiB ends here."),
+    ("One sentence that never ends " * 15, "One sentence that never ends " * 9 + "One sentence ..."),
+])
+def test_a_further_claim_is_cut_where_a_sentence_ends(claim, told):
+    text = as_text(document(finding("mem.x"), finding("ep.y", claim=claim)))
+    shown = " ".join(text[text.index("also: ep.y") :].split("do:")[0].split("\n", 1)[1].split())
+    assert shown == told
 
 
 def test_all_shows_all_raw_and_with_undo():
@@ -101,8 +131,8 @@ def test_many_pairs_are_cut():
     quote = [{"source": "a.log", "where": "top", "text": " ".join(f"k{n}_s={n}" for n in range(12))}]
     text = as_text(document(finding("mem.x", evidence=quote)))
     assert "a.log, top: k0 0 s, k1 1.00 s" in text
-    assert "k7 7.00 s, ..." in " ".join(text.replace("|", "").split())
-    assert "k8" not in text
+    assert "k5 5.00 s, ..." in " ".join(text.replace("|", "").split())
+    assert "k6" not in text
 
 
 @pytest.mark.parametrize(("number", "words"), [(1, "1 record from 1 file"), (0, "0 records from 0 files")])

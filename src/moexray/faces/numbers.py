@@ -101,6 +101,6 @@ def human_count(value: float) -> str:
     return f"{value:,.2f}" if abs(value) >= 1 else f"{value:.3g}"
 
 
-def counted(number: int, what: str) -> str:
-    """Give a number of things: "1 file", "2 files"."""
-    return f"{number} {what}" if number == 1 else f"{number:,} {what}s"
+def counted(number: int, what: str, many: str = "") -> str:
+    """Give a number of things: "1 file", "2 files"; `many` is the plural where it is no plain s."""
+    return f"{number} {what}" if number == 1 else f"{number:,} {many or what + 's'}"

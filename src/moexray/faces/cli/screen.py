@@ -15,15 +15,17 @@ if TYPE_CHECKING:
 __all__ = ["as_markdown", "as_text"]
 
 WIDTH = 96
-SHOWN_EVIDENCE = 3
+SHOWN_EVIDENCE = 2
+SHOWN_REMEDIES = 2
 SHOWN_CHAINS = 5
-SHOWN_PAIRS = 8
+SHOWN_PAIRS = 6
 SHOWN_RULED_OUT = 4
 SHOWN_SKIPPED = 10
 QUOTED = 300  # characters of a quoted line
-BRIEF = 2 * WIDTH - 10  # characters of a claim that was told for another rank or file, or ruled out
+BRIEF = 3 * WIDTH - 10  # characters of a claim that was told for another rank or file, or ruled out
 
 PAIRS = re.compile(r"\w+=\S+(?: \w+=\S+)*")
+SENTENCE_END = re.compile(r"[^\W\d_]{2}[.:)]?[.](?= [A-Z])")
 SIZED = re.compile(r"(\w+)_(bytes|ratio|s|ms|us|ns)=(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 LONG = re.compile(r"^-?\d{1,3}\.\d{3,}$")
 
@@ -48,14 +50,12 @@ def as_text(document: Mapping[str, Any], *, whole: bool = False) -> str:
     findings = document["findings"]
     out: list[str] = []
     if findings:
-        out += _finding(findings[0], "verdict", first=True, whole=whole)
+        out += _verdict(findings[0], _chains(document), whole=whole)
     else:
         out += NONE if document["inputs"] else NOTHING
-    if chains := _chains(document):
-        out += ["", *("chain: " + " -> ".join(c) for c in chains[:SHOWN_CHAINS])]
     told = {findings[0]["id"]} if findings else set()
     for f in findings[1:]:
-        out += ["", *_finding(f, "also", first=f["id"] not in told, whole=whole)]
+        out += ["", *_also(f, first=f["id"] not in told, whole=whole)]
         told.add(f["id"])
     out += _ruled_out(document.get("ruled_out", []), whole=whole)
     out += ["", *_inputs(document, whole=whole)]
@@ -97,35 +97,60 @@ def _code(text: str) -> str:
     return f"`{text.replace('`', chr(39))}`"
 
 
-def _finding(f: Mapping[str, Any], title: str, *, first: bool, whole: bool) -> list[str]:
-    """One finding, the shorter the later.
+def _verdict(f: Mapping[str, Any], chains: list[tuple[str, ...]], *, whole: bool) -> list[str]:
+    """The first finding: its whole claim, what it led to, the best remedies, the proof."""
+    out = [_title("verdict", f), *_wrap(_place(f) + f["claim"], "  "), *_causes(f)]
+    out += ["chain: " + " -> ".join(c) for c in chains[:SHOWN_CHAINS]]
+    shown = f["remedies"] if whole else f["remedies"][:SHOWN_REMEDIES]
+    for r in shown:
+        out += _remedy(r, whole=whole)
+    if left := len(f["remedies"]) - len(shown):
+        out.append(f"  ... {counted(left, 'further remedy', 'further remedies')}: --all")
+    for e in f["evidence"] if whole else f["evidence"][:SHOWN_EVIDENCE]:
+        out += _proof(e, whole=whole)
+    return out + _settle(f)
 
-    The verdict is told with its remedies and proof, a further one with the first of each, and one
-    whose id was told before (another rank, another file) with the begin of its claim.
+
+def _also(f: Mapping[str, Any], *, first: bool, whole: bool) -> list[str]:
+    """A further finding: the begin of its claim, and, where its id was not told before, the best remedy.
+
+    One without a cause among the findings stands alone, so its proof and what would settle it are told, too.
     """
-    verdict = title == "verdict"
-    out = [f"{title}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"]
-    brief = not (first or whole)
-    out += _wrap(_place(f) + (_brief(f["claim"]) if brief else f["claim"]), "  ")
-    if f["implied_by"]:
-        out.append(f"  follows from: {', '.join(f['implied_by'])}")
-    if brief:
-        return out
-    for r in f["remedies"] if verdict or whole else f["remedies"][:1]:
-        out += _wrap(r["action"], "  do: ")
-        if r["caveats"]:
-            out += _wrap(r["caveats"], "      mind: ")
-        if r.get("call"):
-            out += _wrap(r["call"], "      call: ")
-        if whole and r["undo"]:
-            out += _wrap(r["undo"], "      undo: ")
-    shown = f["evidence"] if whole else f["evidence"][: SHOWN_EVIDENCE if verdict else 1]
-    for e in shown:
-        text = _short(e["text"]) if whole else _readable(e["text"])
-        out += _wrap(f"{_source(e)}: {text}", "  | ", "  |   ")
-    if f["settle_with"]:
-        out += _wrap("; ".join(f["settle_with"]), "  would settle it: ", "    ")
+    if whole:
+        return [_title("also", f), *_verdict(f, [], whole=True)[1:]]
+    out = [_title("also", f), *_wrap(_place(f) + _brief(f["claim"]), "  "), *_causes(f)]
+    if first and not f["implied_by"]:
+        out += [line for r in f["remedies"][:1] for line in _remedy(r, whole=False)]
+        out += [line for e in f["evidence"][:1] for line in _proof(e, whole=False)]
+        out += _settle(f)
+    elif first:
+        out += [line for r in f["remedies"][:1] for line in _wrap(r["action"], "  do: ")]
     return out
+
+
+def _title(word: str, f: Mapping[str, Any]) -> str:
+    return f"{word}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"
+
+
+def _causes(f: Mapping[str, Any]) -> list[str]:
+    return [f"  follows from: {', '.join(f['implied_by'])}"] if f["implied_by"] else []
+
+
+def _remedy(r: Mapping[str, Any], *, whole: bool) -> list[str]:
+    out = _wrap(r["action"], "  do: ")
+    for name in ("caveats", "call", "undo") if whole else ("caveats", "call"):
+        if r.get(name):
+            out += _wrap(r[name], f"      {'mind' if name == 'caveats' else name}: ")
+    return out
+
+
+def _proof(e: Mapping[str, Any], *, whole: bool) -> list[str]:
+    text = _short(e["text"]) if whole else _readable(e["text"])
+    return _wrap(f"{_source(e)}: {text}", "  | ", "  |   ")
+
+
+def _settle(f: Mapping[str, Any]) -> list[str]:
+    return _wrap("; ".join(f["settle_with"]), "  would settle it: ", "    ") if f["settle_with"] else []
 
 
 def _place(f: Mapping[str, Any]) -> str:
@@ -192,7 +217,11 @@ def _cut(number: re.Match[str]) -> str:
 
 
 def _brief(text: str) -> str:
-    return textwrap.shorten(text, BRIEF, placeholder=" ...")
+    """The first sentences that fit, or the begin of the first."""
+    if len(text) <= BRIEF:
+        return text
+    ends = [m.end() for m in SENTENCE_END.finditer(text) if m.end() <= BRIEF]
+    return text[: ends[-1]] if ends else textwrap.shorten(text, BRIEF, placeholder=" ...")
 
 
 def _short(text: str) -> str:
