@@ -1,0 +1,384 @@
+"""The ring that an engine records into: a file in shared memory, one writer, any number of readers.
+
+Glossary: a *record* is one router call (or one step) of fixed size; a *site* is a router of the model; the
+*head* is the number of records ever written, hence of the next one. Records that nobody read in time are
+overwritten: a reader sees the gap in the numbers and counts it. Totals per site and expert lie beside the
+records and are never overwritten, so counters stay exact whatever a reader missed.
+
+Layout of the file, little endian: LIVE words from 64, gauges from 256, the description (JSON) from 512,
+then totals uint64 [sites, experts] and tokens uint64 [sites], then the slots: a RECORD, counts uint32
+[experts], ids int16 [ids]. `live/drain.py` reads it. A writer that is killed leaves the file behind whole.
+
+The space is taken when the file is made (a page that cannot be had later would kill the engine). Stores of
+one thread become visible in their order on x86-64; on other machines a record may be read torn in theory,
+which its own number shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import platform
+import stat
+import struct
+import tempfile
+import threading
+import time
+import weakref
+from dataclasses import asdict, dataclass
+from itertools import count
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "FOLDER_VARIABLE",
+    "LIVE",
+    "RECORD",
+    "ROUTER",
+    "SCHEMA",
+    "STEP",
+    "Layout",
+    "Ring",
+    "Site",
+    "is_running",
+    "ring_folder",
+]
+
+FOLDER_VARIABLE = "MOEXRAY_RINGS"
+SCHEMA = "moexray.ring/1"
+MAGIC = b"moexring"
+ROUTER, STEP = 1, 2  # kinds of records
+MAX_BYTES = 16 << 20  # of a ring: 5 s of 58 layers x 256 experts at 50 steps a second
+STALE_S = 600  # rings of dead writers that nobody drained are removed after so long (our choice)
+GAUGES = 32  # at most
+DESCRIPTION = 512, (64 << 10)  # offset and end of the JSON text: 58 sites take 4 KiB
+LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns")  # uint64 each, from offset 64
+
+_PACK = struct.Struct("<QqqqqQihHII")
+RECORD = np.dtype(
+    {
+        "names": ["seq", "step", "t0_ns", "t1_ns", "stream", "graph",
+                  "layer", "site", "kind", "rows", "pairs"],
+        "formats": ["<u8", "<i8", "<i8", "<i8", "<i8", "<u8", "<i4", "<i2", "<u2", "<u4", "<u4"],
+        "itemsize": 64,
+    }
+)  # fmt: skip
+_HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
+_numbers = count()
+_open: weakref.WeakSet[Ring] = weakref.WeakSet()
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """A router of the model.
+
+    Args:
+        path: Of its module.
+        layer: Number in that path, dense layers count; -1 where it has none.
+        experts: Logical experts to choose from.
+        k: Experts per token.
+    """
+
+    path: str
+    layer: int
+    experts: int
+    k: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Where what lies in the file.
+
+    Args:
+        routers: Sites; 0 for a ring of steps only.
+        experts: Of the router with the most.
+        ids: Chosen expert ids kept per record, the first ones of a call; 0 keeps counts only.
+        slots: Records held at a time.
+    """
+
+    routers: int
+    experts: int
+    ids: int
+    slots: int
+
+    @classmethod
+    def within(cls, routers: int, experts: int, ids: int, max_bytes: int) -> Layout:
+        """As many slots as fit.
+
+        Raises:
+            UsageError: not even two steps fit.
+        """
+        bare = cls(routers, experts, ids, 0)
+        slots = (max_bytes - bare.size) // bare.record_bytes
+        if slots < 2 * (routers + 1):
+            need = bare.size + 2 * (routers + 1) * bare.record_bytes
+            raise UsageError(
+                f"{max_bytes} bytes do not hold two steps of {routers} routers x {experts} experts",
+                hint=f"at least {need} bytes, or fewer ids",
+            )
+        return cls(routers, experts, ids, slots)
+
+    @property
+    def record_bytes(self) -> int:
+        """One slot, a multiple of 8."""
+        return RECORD.itemsize + -(-(4 * self.experts + 2 * self.ids) // 8) * 8
+
+    @property
+    def slots_at(self) -> int:
+        """Offset of the first slot."""
+        return DESCRIPTION[1] + 8 * self.routers * (self.experts + 1)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.slots_at + self.slots * self.record_bytes
+
+    def totals(self, memory: Any) -> np.ndarray[Any, Any]:
+        """uint64 [sites, experts]: pairs since the ring was made."""
+        flat = np.frombuffer(memory, np.uint64, self.routers * self.experts, DESCRIPTION[1])
+        return flat.reshape(self.routers, self.experts)
+
+    def tokens(self, memory: Any) -> np.ndarray[Any, Any]:
+        """uint64 [sites]: rows since the ring was made."""
+        place = DESCRIPTION[1] + 8 * self.routers * self.experts
+        return np.frombuffer(memory, np.uint64, self.routers, place)
+
+    def slots_of(self, memory: Any) -> np.ndarray[Any, Any]:
+        """uint8 [slots, record_bytes]."""
+        flat = np.frombuffer(memory, np.uint8, self.slots * self.record_bytes, self.slots_at)
+        return flat.reshape(self.slots, self.record_bytes)
+
+
+def ring_folder(folder: str | Path | None = None, *, make: bool = False) -> Path:
+    """Where rings lie: `folder`, else MOEXRAY_RINGS, else /dev/shm/moexray-UID.
+
+    Raises:
+        UsageError: it belongs to somebody else or others may write there.
+    """
+    shm = Path("/dev/shm")  # noqa: S108 - our folder in it belongs to us alone, which is checked below
+    base = shm if shm.is_dir() else Path(tempfile.gettempdir())
+    path = Path(folder or os.environ.get(FOLDER_VARIABLE) or base / f"moexray-{os.getuid()}")
+    if make:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileNotFoundError):
+        about = path.lstat()
+        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
+            raise UsageError(
+                "the folder of the rings is not ours alone",
+                where=str(path),
+                hint=f"{FOLDER_VARIABLE}=a folder of this user that others cannot write to",
+            )
+    return path
+
+
+def is_running(pid: int, started: int, namespace: int) -> bool | None:
+    """Whether the process that had this id at that start still runs; None: it is in another pid namespace."""
+    if namespace != _namespace():
+        return None
+    now = _started(pid)
+    return now is not None and now == started
+
+
+def _started(pid: int) -> int | None:
+    """Start of a process in clock ticks since boot; None: there is none, or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
+        return None if fields[0] in ("Z", "X") else int(fields[19])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _namespace() -> int:
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+class Ring:
+    """The writer. Threads may share it (a lock is held for the write); a forked child gets a ring of its own.
+
+    Args:
+        sites: Routers, in the order of their numbers; empty for a ring of steps only.
+        facts: Of the engine: engine, version, model, rank, device.
+        folder: See `ring_folder`.
+        max_bytes: Of the file.
+        ids: Expert ids kept per record.
+        gauges: Names of numbers set by `gauge`.
+
+    Raises:
+        UsageError: the folder is not ours, or the ring too small.
+        OSError: no space.
+    """
+
+    def __init__(
+        self, sites: Sequence[Site], facts: Mapping[str, Any], *, folder: str | Path | None = None,
+        max_bytes: int = MAX_BYTES, ids: int = 0, gauges: Sequence[str] = (),
+    ) -> None:  # fmt: skip
+        self.sites, self.facts, self.gauges = tuple(sites), dict(facts), tuple(gauges)[:GAUGES]
+        experts = max((s.experts for s in sites), default=0)
+        self.layout = Layout.within(len(self.sites), experts, ids, max_bytes)
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._open_file()
+        _open.add(self)
+
+    def write(
+        self, site: int, step: int, t0_ns: int, t1_ns: int, rows: int = 0,
+        ids: np.ndarray[Any, Any] | None = None, stream: int = 0, graph: int = 0,
+    ) -> None:  # fmt: skip
+        """Records one router call.
+
+        Args:
+            site: Position in `sites`.
+            step: Number of the forward.
+            t0_ns: CLOCK_MONOTONIC at entry; of the launch where the work is asynchronous.
+            t1_ns: The same at exit.
+            rows: Tokens of the call.
+            ids: Whole numbers of any shape: experts chosen. Those below 0 or past the last are not counted.
+            stream: Device stream, 0 the default one.
+            graph: Id of the device graph, 0 none.
+        """
+        layout, pairs = self.layout, 0
+        counts = self._zeros
+        if ids is not None:
+            ids = ids.reshape(-1)
+            pairs, counts = ids.size, _counts(ids, layout.experts)
+        with self._lock:
+            number = self._n
+            at = number % layout.slots
+            _PACK.pack_into(
+                self._memory, self._first + at * self._size,
+                number, step, t0_ns, t1_ns, stream, graph, self._layers[site], site, ROUTER, rows, pairs,
+            )  # fmt: skip
+            self._counts[at] = counts
+            total = self._totals[site]
+            total += counts
+            self._tokens[site] += rows
+            if layout.ids and ids is not None:
+                self._ids[at, : min(pairs, layout.ids)] = ids[: layout.ids]
+            self._live[_HEAD] = self._n = number + 1
+
+    def step(self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, *, own_ns: int = 0) -> None:
+        """Records the end of a step.
+
+        Args:
+            step: Its number.
+            t0_ns: Its start.
+            t1_ns: Its end.
+            rows: Tokens.
+            own_ns: What recording it cost, as far as it was measured.
+        """
+        with self._lock:
+            number, at, live = self._n, self._n % self.layout.slots, self._live
+            place = self._first + at * self._size
+            _PACK.pack_into(self._memory, place, number, step, t0_ns, t1_ns, 0, 0, -1, -1, STEP, rows, 0)
+            self._counts[at] = 0
+            live[_HEAD] = self._n = number + 1
+            live[_STEPS] += 1
+            live[_OWN] += own_ns
+            live[_STEP_NS] += max(t1_ns - t0_ns, 0)
+            live[_BEAT] = t1_ns
+
+    def gauge(self, **values: float) -> None:
+        """Sets gauges by name; others are left out."""
+        for name, value in values.items():
+            if name in self.gauges:
+                self._values[self.gauges.index(name)] = value
+
+    def failed(self) -> None:
+        """Counts a call that could not be recorded."""
+        self._live[_FAILURES] += 1
+
+    def close(self) -> None:
+        """Says that no more will come; the file stays for its readers. Safe twice."""
+        self._live[_CLOSED] = 1
+        _open.discard(self)
+
+    def _open_file(self) -> None:
+        folder, layout = ring_folder(self._folder, make=True), self.layout
+        _sweep(folder)
+        self.path = folder / f"{_namespace()}-{os.getpid()}-{next(_numbers)}.ring"
+        about = {
+            "schema": SCHEMA, "pid": os.getpid(), "started": _started(os.getpid()), "namespace": _namespace(),
+            "host": platform.node(), "wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), **self.facts,
+            "sites": [asdict(site) for site in self.sites], "gauges": self.gauges, **asdict(layout),
+        }  # fmt: skip
+        text = json.dumps(about).encode()
+        if DESCRIPTION[0] + len(text) > DESCRIPTION[1]:
+            raise UsageError(f"{layout.routers} routers are too many to describe in a ring")
+        hidden = self.path.with_suffix(".new")
+        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.posix_fallocate(fd, 0, layout.size)
+            self._memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            self._memory[: len(MAGIC)] = MAGIC
+            self._memory[DESCRIPTION[0] : DESCRIPTION[0] + len(text)] = text
+            hidden.rename(self.path)
+        except BaseException:
+            hidden.unlink(missing_ok=True)
+            raise
+        finally:
+            os.close(fd)
+        self._map()
+
+    def _map(self) -> None:
+        layout, memory = self.layout, self._memory
+        self._n, self._first, self._size = 0, layout.slots_at, layout.record_bytes
+        self._zeros = np.zeros(layout.experts, np.uint64)
+        self._layers = [s.layer for s in self.sites]
+        self._live = memoryview(memory)[64 : 64 + 8 * len(LIVE)].cast("Q")
+        self._live[_BEAT] = time.monotonic_ns()
+        self._values = np.frombuffer(memory, np.float64, GAUGES, 256)
+        self._values[:] = np.nan
+        self._totals = list(layout.totals(memory))
+        self._tokens = memoryview(layout.tokens(memory))
+        slots = layout.slots_of(memory)
+        end = RECORD.itemsize + 4 * layout.experts
+        self._counts = slots[:, RECORD.itemsize : end].view(np.uint32)
+        self._ids = slots[:, end : end + 2 * layout.ids].view(np.int16)
+
+
+def _counts(ids: np.ndarray[Any, Any], experts: int) -> np.ndarray[Any, Any]:
+    """uint64 [experts]; ids that name no expert (-1 of a dropped choice) are left out."""
+    try:
+        found = np.bincount(ids, minlength=experts)
+    except ValueError:  # below 0
+        found = np.bincount(ids[ids >= 0], minlength=experts)
+    return found[:experts].view(np.uint64)
+
+
+def _sweep(folder: Path) -> None:
+    """Removes rings whose writer died long ago and that nobody drained."""
+    limit = time.monotonic_ns() - STALE_S * 1_000_000_000
+    for path in folder.glob("*-*-*.*"):
+        with contextlib.suppress(OSError, ValueError, struct.error):
+            namespace, pid, _ = path.stem.split("-")
+            if int(namespace) == _namespace() and _started(int(pid)) is None:
+                with path.open("rb") as file:
+                    beat = struct.unpack_from("<Q", file.read(256), 64 + 8 * _BEAT)[0]
+                if beat < limit:
+                    path.unlink()
+
+
+def _after_fork() -> None:
+    """A child would be a second writer: it gets a file of its own, or stops where there is no space."""
+    for ring in list(_open):
+        ring._lock = threading.Lock()  # noqa: SLF001 - this module's own class; the parent may have held it
+        try:
+            ring._open_file()  # noqa: SLF001
+        except (OSError, UsageError):
+            ring._memory = mmap.mmap(-1, ring.layout.size)  # noqa: SLF001 - private memory that nobody reads
+            ring._map()  # noqa: SLF001
+
+
+os.register_at_fork(after_in_child=_after_fork)
