@@ -31,7 +31,7 @@ def measure(path: str) -> None:
         middle = time.process_time()
         for profile in profiles(run):
             slices = len(profile.start)
-            attribute(profile)
+            list(attribute(profile))
         opened.append(middle - begin)
         attributed.append(time.process_time() - middle)
         del run, profile

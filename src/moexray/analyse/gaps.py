@@ -32,6 +32,8 @@ from moexray.analyse.timeline_host import COLLECT, COMPILE, DEVICE_MEMORY
 from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from numpy.typing import NDArray
 
     from moexray.analyse.timeline import Profile
@@ -144,18 +146,19 @@ def streams(profile: Profile) -> list[Stream]:
     return sorted(found, key=lambda s: (s.is_comm, -int(s.busy.total[-1])))
 
 
-def attribute(profile: Profile) -> list[Gaps]:
-    """The gaps of each stream with what they waited for."""
+def attribute(profile: Profile) -> Iterator[Gaps]:
+    """The gaps of each stream with what they waited for, stream by stream: a thousand would fill memory."""
     every = streams(profile)
     if not every:
-        return []
+        return
     threads = _Threads(profile)
     launches = _Launches(profile)
     on_device: dict[int, list[Stream]] = {}
     for one in every:
         on_device.setdefault(one.device, []).append(one)
     devices = {device: _Device(profile, found) for device, found in on_device.items()}
-    return [_of_stream(profile, one, devices[one.device], threads, launches) for one in every]
+    for one in every:
+        yield _of_stream(profile, one, devices[one.device], threads, launches)
 
 
 def _of_stream(
@@ -261,6 +264,11 @@ class _Launches:
         order = np.argsort(profile.correlation[calls], kind="stable")
         self.calls, self.profile = calls[order], profile
         self.ids = profile.correlation[self.calls]
+        used = np.unique(profile.name[self.calls])
+        self.graphs = used[np.array([bool(GRAPH.search(profile.names[i])) for i in used.tolist()], np.bool_)]
+        kernels = np.flatnonzero(profile.of(KERNEL, MEMCPY, MEMSET) & (profile.correlation >= 0))
+        self.launched, first = np.unique(profile.correlation[kernels], return_index=True)
+        self.first = kernels[first]  # rows are in order of time
 
     def of(self, rows: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """(row of the call or -1, end of the call); a launch may return after its kernel began."""
@@ -272,19 +280,14 @@ class _Launches:
         call = np.where(known, self.calls[at], -1)
         return call, self.profile.end[np.maximum(call, 0)]
 
-
     def inside_graph(self, rows: NDArray[np.int64], call: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Kernels of a graph other than its first: the graph, not the host, decides when they start."""
         p = self.profile
-        if not len(self.calls):
+        if not len(self.calls) or not len(self.first):
             return np.zeros(len(rows), np.bool_)
-        used = np.unique(p.name[self.calls])
-        graphs = used[np.array([bool(GRAPH.search(p.names[i])) for i in used.tolist()], np.bool_)]
-        launched = (call >= 0) & np.isin(p.name[np.maximum(call, 0)], graphs)
-        kernels = np.flatnonzero(p.of(KERNEL, MEMCPY, MEMSET) & (p.correlation >= 0))
-        ids, first = np.unique(p.correlation[kernels], return_index=True)  # rows are in order of time
-        at = np.minimum(np.searchsorted(ids, p.correlation[rows]), len(ids) - 1)
-        return np.asarray(launched & (kernels[first[at]] != rows))
+        by_graph = (call >= 0) & np.isin(p.name[np.maximum(call, 0)], self.graphs)
+        at = np.minimum(np.searchsorted(self.launched, p.correlation[rows]), len(self.launched) - 1)
+        return np.asarray(by_graph & (self.first[at] != rows))
 
 
 class _Threads:

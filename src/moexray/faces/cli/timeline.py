@@ -88,12 +88,15 @@ def describe(run: Run) -> dict[str, Any]:
     for capture in captures:
         clocks = _clocks(capture)
         for profile in capture.profiles:
-            found = attribute(profile)
-            out["ranks"].append(_rank(profile, clocks.get(id(profile)), {g.of.device for g in found}))
-            out["streams"] += [_stream(profile, gaps) for gaps in found]
-            out["gaps"] += _gaps(profile, found)
-            if found:
-                out["steps"] += _steps(profile, found[0])
+            first, devices, longest = len(out["steps"]), set(), _Longest(profile)
+            for gaps in attribute(profile):
+                if not devices:
+                    out["steps"][first:] = _steps(profile, gaps)
+                devices.add(gaps.of.device)
+                out["streams"].append(_stream(profile, gaps))
+                longest.add(gaps)
+            out["ranks"].append(_rank(profile, clocks.get(id(profile)), devices))
+            out["gaps"] += longest.rows()
         out["collectives"] += _collectives(capture.collectives)
     return {"schema": "moexray.timeline/1", **out}
 
@@ -158,28 +161,43 @@ def _stream(profile: Profile, gaps: Gaps) -> dict[str, Any]:
     }
 
 
-def _gaps(profile: Profile, found: list[Gaps]) -> list[dict[str, Any]]:
-    """The longest gaps of all streams, in order of time."""
-    rows = [(int(n), g, i) for g in found for i, n in enumerate(g.duration.tolist()) if n >= SHORT_NS]
-    rows = sorted(rows, key=lambda r: -r[0])[:LONGEST]
-    out = []
-    for length, g, i in sorted(rows, key=lambda r: int(r[1].start[r[2]])):
-        released = int(g.released_by[i])
-        out.append(
-            {
-                "rank": profile.rank,
-                "device_index": g.of.device,
-                "stream": g.of.stream,
-                "t_ns": int(g.start[i]),
-                "dur_ns": length,
-                "step": int(profile.steps.label[g.step[i]]) if g.step[i] >= 0 else None,
-                "before": profile.names[profile.name[g.before[i]]],
-                "released_by": profile.names[profile.name[released]] if released >= 0 else None,
-                **_named(g.host[i], g.device[i]),
-                "unexplained_ns": int(g.unexplained[i]),
-            }
-        )
-    return out
+class _Longest:
+    """The longest gaps of all streams of a rank; holds LONGEST rows, however many gaps there are."""
+
+    def __init__(self, profile: Profile) -> None:
+        self.profile = profile
+        self.found: list[dict[str, Any]] = []
+
+    def add(self, gaps: Gaps) -> None:
+        """Takes those of a stream that are among the longest so far."""
+        import numpy as np
+
+        length = gaps.duration
+        least = max(SHORT_NS, self.found[-1]["dur_ns"] + 1 if len(self.found) >= LONGEST else 0)
+        at = np.flatnonzero(length >= least)
+        at = np.sort(at[np.argsort(-length[at], kind="stable")[:LONGEST]])
+        if len(at):
+            self.found += [self._row(gaps, int(i)) for i in at]
+            self.found = sorted(self.found, key=lambda g: -int(g["dur_ns"]))[:LONGEST]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """In order of time."""
+        return sorted(self.found, key=lambda g: int(g["t_ns"]))
+
+    def _row(self, g: Gaps, i: int) -> dict[str, Any]:
+        p, released = self.profile, int(g.released_by[i])
+        return {
+            "rank": p.rank,
+            "device_index": g.of.device,
+            "stream": g.of.stream,
+            "t_ns": int(g.start[i]),
+            "dur_ns": int(g.duration[i]),
+            "step": int(p.steps.label[g.step[i]]) if g.step[i] >= 0 else None,
+            "before": p.names[p.name[g.before[i]]],
+            "released_by": p.names[p.name[released]] if released >= 0 else None,
+            **_named(g.host[i], g.device[i]),
+            "unexplained_ns": int(g.unexplained[i]),
+        }
 
 
 def _steps(profile: Profile, gaps: Gaps) -> list[dict[str, Any]]:
