@@ -73,7 +73,7 @@ def test_the_verdict_comes_first_in_words_and_units(sample):
         "On rank 2 PyTorch holds 5.11 GiB in pieces",
         "Error: a request, a rank or the server failed",
         "Confidence 0.95: arithmetic that leaves no other reading.",
-        "value 5.11 GiB limit 3.80 GiB",
+        "measured 5.11 GiB limit 3.80 GiB",
         "What to do",
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
         "Undo: Unset the variable and restart.",
@@ -134,7 +134,7 @@ def test_empty_documents_say_what_is_known():
 
 def test_every_chart_has_a_table(sample):
     charts = list(Page(render(sample)).charts.values())
-    assert sorted({kind for kind, _ in charts}) == ["balance", "ledger", "map", "series", "timeline", "waits"]
+    assert sorted({kind for kind, _ in charts}) == ["balance", "chain", "ledger", "map", "series", "timeline", "waits"]
     assert all(has_table for _, has_table in charts)
 
 
@@ -194,6 +194,9 @@ def hostile_document():
             {"rank": 1, "start_s": math.nan, "dur_s": 1}, {"rank": 1, "start_s": 2e9, "dur_s": -1},
         ],
         "chain": [{"from": EVIL, "to": "b", "text": EVIL}, {"from": "b", "to": EVIL}, {"from": "a", "to": "a"}, {}],
+        "gaps": [{"rank": EVIL, "dur_ns": math.nan, "host": {EVIL: 10**400}, "device": [EVIL], "before": EVIL}, {}, 3],
+        "whatif": {"settings": [{"conf": EVIL, "peak_reserved_bytes": EVIL}, {}], "self_check": {EVIL: {"matched": EVIL}, "applicable": 1},
+                   "recommendation": {"line": EVIL, "reason": EVIL, "caveats": [EVIL, None], "conf": EVIL}},
     }  # fmt: skip
 
 
@@ -215,7 +218,7 @@ def test_hostile_and_missing_values_stay_text():
 @pytest.mark.parametrize(
     "broken", [None, 3, "x", {}, [None], [[]], [{}], [{"x": "y", "values": 3, "id": []}]]
 )
-@pytest.mark.parametrize("key", [*SECTIONS, "findings", "inputs", "skipped"])
+@pytest.mark.parametrize("key", [*SECTIONS, "gaps", "whatif", "findings", "inputs", "skipped"])
 def test_a_value_of_the_wrong_kind_breaks_nothing(sample, key, broken):
     assert "</html>" in render(sample | {key: broken})
 
@@ -285,21 +288,81 @@ def test_clock_times_are_taken_off_long_axes():
     assert "Time counts from 4,411.90 s of the source&#39;s clock." in html
 
 
-def test_chains_become_paths_and_circles_end():
-    edges = [("b", "c"), ("a", "b"), ("d", "c"), ("x", "y"), ("y", "x")]
-    html = render({"chain": [{"from": cause, "to": effect, "text": "so"} for cause, effect in edges]})
-    paths = re.findall(r'<ol class="chain">(.*?)</ol>', html, re.DOTALL)
-    assert [re.findall(r"<code>(\w)</code>", path) for path in paths] == [
-        ["a", "b", "c"], ["d", "c"], ["x", "y", "x"],
+def drawing(edges, **over):
+    return render({"chain": [{"from": cause, "to": effect, "text": ""} for cause, effect in edges], **over})
+
+
+def test_a_chain_is_drawn_from_left_to_right_and_a_circle_ends():
+    html = drawing([("b", "c"), ("a", "b"), ("d", "c"), ("x", "y"), ("y", "x")])
+    column = {name: int(x) for x, name in re.findall(r'translate\((\d+) \d+\)"><rect[^>]*/><text[^>]*>(\w)<', html)}
+    assert column["a"] < column["b"] < column["c"]
+    assert column["a"] == column["d"] == column["x"]
+    assert re.findall(r"<title>(\w) leads to (\w)</title>", html) == [
+        ("a", "b"), ("b", "c"), ("d", "c"), ("x", "y"), ("y", "x"),
     ]  # fmt: skip
+    places = re.findall(r"translate\((\d+ \d+)\)", html)
+    assert len(places) == len(set(places)) == 6
 
 
-def test_chains_leave_out_shortcuts_and_an_arrow_without_words_is_bare():
-    edges = [("a", "b"), ("b", "c"), ("a", "c")]
-    html = render({"chain": [{"from": cause, "to": effect, "text": ""} for cause, effect in edges]})
-    paths = re.findall(r'<ol class="chain">(.*?)</ol>', html, re.DOTALL)
-    assert [re.findall(r"<code>(\w)</code>", path) for path in paths] == [["a", "b", "c"]]
-    assert paths[0].count('class="then bare"') == 2
+def test_a_step_that_only_cuts_a_longer_way_short_is_not_drawn():
+    html = drawing([("a", "b"), ("b", "c"), ("a", "c")])
+    assert re.findall(r"<title>(\w) leads to (\w)</title>", html) == [("a", "b"), ("b", "c")]
+
+
+def test_a_box_tells_rank_and_share():
+    quote = {"source": "t", "where": "", "text": "p99_s=0.2 excess_share_ratio=0.35"}
+    story = [finding(id="a", subject={"rank": 3}, evidence=[quote]), finding(id="b")]
+    words = Page(drawing([("a", "b")], findings=story)).words
+    assert "rank 3, 35% of the excess" in words
+
+
+def retimed(id, share, without, causes=(), **over):
+    text = (f"p50_s=0.01 p99_s=0.2 p50_without_s=0.01 p99_without_s={without} p99_without_low_s={without / 2} "
+            f"p99_without_high_s={without * 2} excess_share_ratio={share}")
+    quote = {"source": "t", "where": "60 steps", "text": text}
+    return finding(id=id, implied_by=list(causes), evidence=[quote], **over)
+
+
+def test_p99_without_each_cause_is_drawn_and_the_excess_divided_among_the_roots():
+    html = render({"findings": [retimed("mem.f", 0.6, 0.08), retimed("mem.s", 0.6, 0.08, ["mem.f"]), retimed("ep.s", 0.25, 0.15)]})
+    words = Page(html).words
+    assert "as measured 200.0 ms" in words
+    assert "without mem.f 80.0 ms" in words
+    section = html[html.index('id="effects"') :]
+    assert section.index("ep.s") < section.index("mem.s")  # roots first
+    assert "mem.f 60% ep.s 25% unexplained 15%" in words
+    assert "ep.s 10.0 ms 150.0 ms 75.0 ms 300.0 ms 25%" in words
+
+
+def test_shares_above_the_whole_leave_nothing_unexplained():
+    words = Page(render({"findings": [retimed("a.b", 0.7, 0.1), retimed("c.d", 0.6, 0.1)]})).words
+    assert "unexplained" not in words[words.index("Where the excess comes from") : words.index("Steps re-timed")]
+
+
+def whatif():
+    def row(conf, **more):
+        return {"conf": conf, "recorded": False, "peak_reserved_bytes": 3 << 30, "stuck_bytes": 0, "retries": 7, "ooms": 1,
+                "min_capacity_bytes": None, **more}
+
+    check = {"placements": {"matched": 9, "total": 9}, "applicable": True, "exact": True}
+    advice = {"conf": "a:1", "line": "PYTORCH_ALLOC_CONF=a:1", "reason": "It ends retries.", "caveats": ["Mind this."]}
+    return {"settings": [row("", recorded=True), row("a:1")], "recommendation": advice, "self_check": check}
+
+
+def test_settings_that_were_tried_stand_beside_the_line_to_set():
+    page = Page(render({"whatif": whatif()}))
+    for part in ("PYTORCH_ALLOC_CONF=a:1", "It ends retries. Mind this.", "as recorded (PyTorch's defaults) 3.00 GiB 0 B unknown 1 7",
+                 "► a:1 3.00 GiB", "agrees with the recording in 9 of 9 placements."):
+        assert part in page.words
+    nothing = whatif() | {"recommendation": {"conf": None, "line": None, "reason": "Nothing helps."}}
+    assert "Set nothing. Nothing helps." in Page(render({"whatif": nothing})).words
+
+
+def test_the_longest_gaps_tell_what_they_waited_for():
+    gap = {"rank": 0, "stream": 7, "step": 12, "dur_ns": 2_000_000, "before": "gemm", "unexplained_ns": 5,
+           "host": {"allocator": 1_500_000, "python": 400}, "device": {"released_by_comm": 99_000}}
+    words = Page(render({"gaps": [gap]})).words
+    assert "0 7 12 2.0 ms allocator 1.5 ms, python 400.0 ns released by comm 99.0 µs 5.0 ns gemm" in words
 
 
 def test_the_bytes_of_a_snapshot_and_of_nvidia_smi_are_not_added_up():

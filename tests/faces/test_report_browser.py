@@ -57,7 +57,7 @@ def big_document():
 def test_all_charts_are_drawn_without_an_error(tmp_path, scheme):
     sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
     dom = browse(tmp_path, render(sample), "--dump-dom", f"--blink-settings=preferredColorScheme={scheme}")
-    assert drawn(dom) == ["ledger", "map", "timeline", "series", "series", "series", "balance", "waits"]
+    assert drawn(dom) == ["chain", "ledger", "map", "timeline", "series", "series", "series", "balance", "waits"]
     assert dom.count("<canvas") == 6
     assert dom.count('class="copy"') == dom.count('aria-label="Copy ') > 3
 
@@ -125,7 +125,7 @@ def test_keys_read_the_charts_and_links_open_what_is_folded(tmp_path):
     dom = browse(tmp_path, without_policy(render(sample), KEYS), "--dump-dom")
     drawn(dom)
     balance, series, memory, opened = re.search(r"<title>(.*?)</title>", dom, re.DOTALL).group(1).split(" | ")
-    assert balance == "layer 17, rank 2: 271,544 tokens, 2.31 of the layer's mean, balancedness 0.43"
+    assert balance == "layer 17, rank 2: 271,544 tokens, 2.31 of the row's mean, balancedness 0.43"
     assert series.startswith("step 2: 1")
     assert series.endswith(" ms")
     assert memory.startswith("segment 5: 0x7f0100000000, 512.0 MiB large / default, 76.0 MiB live in 2 blocks, 436.0 MiB stuck")

@@ -218,6 +218,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit("ledger", "moexray.diagnose.gpu.ledger:ledger", ("gpu", "metrics")),
     Exhibit("series", "moexray.diagnose.gpu.ledger:series", ("gpu", "memory_stats", "metrics")),
     Exhibit("balance", "moexray.diagnose.routing.skew:balance", ("counts", "routes", "metrics")),
+    Exhibit("balance", "moexray.diagnose.comm.exhibits:matrices", ("a2a_matrix",)),
     Exhibit("series", "moexray.diagnose.routing.loads:drift_series", ("counts", "routes")),
     Exhibit("series", "moexray.diagnose.engine_logs.series:latency_series", ("latency", "gaps")),
     Exhibit("series", "moexray.diagnose.serving.series:series_of_scrapes", ("metrics",)),

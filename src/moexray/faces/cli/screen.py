@@ -25,7 +25,7 @@ QUOTED = 300  # characters of a quoted line
 BRIEF = 3 * WIDTH - 10  # characters of a claim that was told for another rank or file, or ruled out
 
 PAIRS = re.compile(r"\w+=\S+(?: \w+=\S+)*")
-SENTENCE_END = re.compile(r"[^\W\d_]{2}[.:)]?[.](?= [A-Z])")
+SENTENCE_END = re.compile(r"[^\W\d_]{2}\)?\.(?= [A-Z])|\d\)?\.(?= [A-Z\d])")
 SIZED = re.compile(r"(\w+)_(bytes|ratio|s|ms|us|ns)=(-?\d+(?:\.\d+)?(?:e[+-]?\d+)?)")
 LONG = re.compile(r"^-?\d{1,3}\.\d{3,}$")
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from moexray.whatif.allocator import Study
     from moexray.whatif.search import Case, Trial
 
-__all__ = ["document", "text"]
+__all__ = ["document", "figures", "text"]
 
 SHOWN = 9  # other settings in the text
 WIDTH = 104  # of the legend
@@ -30,14 +30,19 @@ LISTED = 1_000  # ambiguous blocks in the JSON
 
 
 def document(study: Study, seconds: float) -> str:
-    """The JSON document.
+    """The JSON document as text."""
+    return json_text(figures(study, seconds))
+
+
+def figures(study: Study, seconds: float) -> dict[str, Any]:
+    """The document `moexray.whatif.memory/1`.
 
     Top level figures in bytes are those of the worst device, counts are sums over the devices;
     `files` has them for each device.
     """
     advice, cases = study.advice, study.cases
     recorded = [] if study.recorded is None else [study.recorded]
-    out = {
+    return {
         "schema": "moexray.whatif.memory/1",
         "self_check": _check([*(c.check for c in cases), *(x.check for x in study.left_out)]),
         "capacity_bytes": max((c.capacity for c in cases if c.capacity is not None), default=None),
@@ -59,7 +64,6 @@ def document(study: Study, seconds: float) -> str:
         ],
         "seconds": round(seconds, 3),
     }
-    return json_text(out)
 
 
 def _trials(study: Study) -> list[Trial]:

@@ -209,7 +209,7 @@ def _heat_map(fields: Fields) -> Chart | None:
     if not width:
         return None
     cells = [[number(cell) for cell in line] + [None] * (width - len(line)) for line in lines]
-    axis = "expert" if fields.get("axis") == "expert" else "rank"
+    axis, line_name = named(fields, "axis", "rank")[:20], named(fields, "line", "layer")[:20]
     columns = [str(fold(name, at=40)) for name in listed(fields, "columns")][:width]
     columns += [str(index) for index in range(len(columns), width)]
     layers = [clean(name) for name in listed(fields, "layers")][: len(lines)]
@@ -218,20 +218,19 @@ def _heat_map(fields: Fields) -> Chart | None:
     scores += [None] * (len(lines) - len(scores))
     unit = named(fields, "unit", "tokens")
     data = {
-        "axis": axis, "columns": columns, "layers": layers, "values": cells, "scores": scores,
-        "unit": unit,
+        "axis": axis, "line": line_name, "columns": columns, "layers": layers, "values": cells,
+        "scores": scores, "unit": unit,
     }  # fmt: skip
+    scored = any(score is not None for score in scores)
     rows = [
-        (layer, human(score, "ratio"), *(human(cell, "count") for cell in line))
+        (layer, *([human(score, "ratio")] if scored else []), *(human(cell, "count") for cell in line))
         for layer, score, line in zip(layers, scores, cells, strict=True)
     ]
     limit = max(1, _TABLE_CELLS // width)
-    cells_table = table(
-        f"{unit} per layer and {axis}",
-        ("Layer", "Balancedness", *(f"{axis} {name}" for name in columns)),
-        rows, numeric=range(width + 2), limit=limit,
-    )  # fmt: skip
-    title = f"{unit} per layer and {axis}"
+    title = str(fold(fields.get("title") or f"{unit} per {line_name} and {axis}", at=120))
+    scores_head = ["Balancedness"] if scored else []
+    head = (line_name.capitalize(), *scores_head, *(f"{axis} {name}" for name in columns))
+    cells_table = table(title, head, rows, numeric=range(width + 2), limit=limit)
     return Chart(title, _join([_from(fields)]), cells_table, data)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from moexray.faces.report import charts, memory_map, tables, words
+from moexray.faces.report import beside, charts, effects, graph, memory_map, tables, words
 from moexray.faces.report.safe import clean, hash_source, script_json
 
 __all__ = ["render"]
@@ -37,8 +37,8 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
 
     Args:
         document: what `moexray diagnose --format json` prints, with the optional extra keys
-            ledger, waits, balance, series, spans, memory_map, chain and ruled_out. Sizes in bytes, times in
-            seconds. Missing, null or odd values leave their place empty, they never fail.
+            ledger, waits, balance, series, spans, memory_map, chain, ruled_out, gaps and whatif. Sizes in
+            bytes, times in seconds. Missing, null or odd values leave their place empty, they never fail.
         link_base: the folder that relative evidence paths start from, as seen from the place
             where the page will lie; "" when they start from there.
 
@@ -75,7 +75,10 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
         findings=found,
         ruled_out=ruled_out,
         anchors=anchors,
-        chains=tables.chains(document),
+        graph=graph.graph(document),
+        effects=effects.effects(document),
+        gaps=beside.gaps(document),
+        trials=beside.trials(document),
         bills=bills,
         bill_table=bill_table,
         timeline=timeline,

@@ -1,20 +1,18 @@
-"""Ledger, waits, inputs and the causal chain as plain tables and bars, drawn without a script."""
+"""Ledger, waits and inputs as plain tables and bars, drawn without a script."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from moexray.faces.chains import paths
 from moexray.faces.numbers import human
 from moexray.faces.report.fields import Fields, each, listed, named, number, whole
-from moexray.faces.report.safe import clean, fold, short_id
+from moexray.faces.report.safe import clean, fold
 
 __all__ = [
-    "Bar", "Bill", "Table", "Wait", "Waits", "chains", "inputs", "ledger", "skipped", "table", "waits",
+    "Bar", "Bill", "Table", "Wait", "Waits", "inputs", "ledger", "skipped", "table", "waits",
 ]  # fmt: skip
 
 _MAX_ROWS = 2000
 _MAX_BILLS = 32
-_MAX_EDGES = 200
 _MAX_CELL = 300
 # Colour numbers of the style sheet: owners that are nobody's get the two neutral ones.
 _COLOURS = 6
@@ -185,21 +183,3 @@ def skipped(document: Fields) -> Table | None:
     """Give what was not read and why; None when nothing was left out."""
     rows = [(named(entry, "path"), named(entry, "reason")) for entry in each(document, "skipped")]
     return table("Files skipped", ("File", "Reason"), rows) if rows else None
-
-
-def chains(document: Fields) -> tuple[tuple[tuple[str, str], ...], ...]:
-    """Join the edges cause -> effect into paths.
-
-    Returns:
-        Paths of (id, what leads from it to the next); the last step of a path has the text "".
-        A circle ends where it meets itself.
-    """
-    edges = [
-        (short_id(edge.get("from")), short_id(edge.get("to")), str(fold(edge.get("text"), at=200)))
-        for edge in each(document, "chain")
-    ]
-    known = {(cause, effect): text for cause, effect, text in edges[:_MAX_EDGES] if cause and effect}
-    return tuple(
-        tuple((at, known.get((at, to), "")) for at, to in zip(path, (*path[1:], ""), strict=True))
-        for path in paths(known)
-    )

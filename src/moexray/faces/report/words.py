@@ -37,6 +37,7 @@ _CODE = lazy(
     r"|[a-z_]+(?:\.\w+)+\([^()\s]*\))"
 )
 _PAIR = lazy(r"(?<!\w)\w{1,60}_(bytes|s|ms|us|ns)=(-?\d{1,19}(?:\.\d{1,19})?)(?![\w.])")
+_FIRST_SENTENCE = lazy(r".{30,}?(?:[^\W\d_]{2}\)?[.:](?= [A-Z])|\d\)?\.(?= [A-Z\d]))", re.DOTALL)
 _LINE = lazy(r"(?:lines?\s+|L)?(\d+(?:\s*[-–]\s*\d+)?)", re.IGNORECASE)
 
 
@@ -81,6 +82,8 @@ class Finding:
     confidence_words: str
     cannot_tell: bool
     claim: Folded
+    headline: str
+    details: str
     subject: str
     value: str
     limit: str
@@ -136,6 +139,9 @@ def _finding(fields: Fields, anchor: str, base: str) -> Finding:
     unit = named(fields, "unit")
     value, limit = number(fields.get("value")), number(fields.get("limit"))
     subject = fields.get("subject")
+    claim = fold(fields.get("claim") or "(no claim given)")
+    end = _FIRST_SENTENCE.match(claim.head)
+    headline = claim.head[: end.end()] if end else claim.head
     return Finding(
         anchor=anchor,
         id=short_id(fields.get("id") or "(no id)"),
@@ -144,7 +150,9 @@ def _finding(fields: Fields, anchor: str, base: str) -> Finding:
         confidence="unknown" if confidence is None else human(confidence, "ratio"),
         confidence_words=confidence_words(confidence),
         cannot_tell=confidence is not None and confidence < _CANNOT_TELL_BELOW,
-        claim=fold(fields.get("claim") or "(no claim given)"),
+        claim=claim,
+        headline=headline,
+        details=claim.head[len(headline) :].strip(),
         subject=_subject_words(subject if isinstance(subject, dict) else {}),
         value="" if value is None else human(value, unit),
         limit="" if limit is None else human(limit, unit),

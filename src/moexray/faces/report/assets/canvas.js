@@ -139,9 +139,9 @@ const HeatMap = (() => {
     const say = (line, column) => {
       const cell = data.values[line]?.[column];
       if (cell === undefined) { readout.textContent = ""; return; }
-      const share = cell === null || !means[line] ? "" : ", " + (cell / means[line]).toFixed(2) + " of the layer's mean";
+      const share = cell === null || !means[line] ? "" : ", " + (cell / means[line]).toFixed(2) + " of the row's mean";
       const score = data.scores[line] === null ? "" : ", balancedness " + data.scores[line].toFixed(2);
-      readout.textContent = "layer " + data.layers[line] + ", " + data.axis + " " + data.columns[column] + ": " + Tools.human(cell, data.unit) + share + score;
+      readout.textContent = data.line + " " + data.layers[line] + ", " + data.axis + " " + data.columns[column] + ": " + Tools.human(cell, data.unit) + share + score;
     };
     canvas.onmousemove = (event) => say(Math.floor(event.offsetY / box.high), Math.floor((event.offsetX - box.left) / box.wide));
     canvas.onmouseleave = () => { readout.textContent = ""; };
@@ -165,7 +165,7 @@ const HeatMap = (() => {
     const high = Tools.clamp(700 / data.layers.length, 3, 22);
     const height = Math.ceil(high * data.layers.length) + FOOT;
     const pen = Tools.prepare(canvas, width, height);
-    const left = Math.min(Math.max(...data.layers.map((name) => pen.measureText("layer " + name).width)) + 10, width * 0.3);
+    const left = Math.min(Math.max(...data.layers.map((name) => pen.measureText(data.line + " " + name).width)) + 10, width * 0.3);
     const wide = Math.min((width - left - RIGHT) / data.columns.length, 130);
     return { pen, high, height, left, wide };
   }
@@ -198,7 +198,7 @@ const HeatMap = (() => {
     data.layers.forEach((name, row) => {
       if (row % every) return;
       const y = row * high + high / 2;
-      pen.fillText(Tools.shorten(pen, "layer " + name, left - 8), 0, y);
+      pen.fillText(Tools.shorten(pen, data.line + " " + name, left - 8), 0, y);
       if (data.scores[row] !== null) pen.fillText(data.scores[row].toFixed(2), right + 8, y);
     });
     if (data.scores.some((score) => score !== null)) pen.fillText("balancedness", right + 8, height - FOOT / 2 + 1);
