@@ -28,9 +28,10 @@ def pool():
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("rungs", [["shm"], ["ring"]])
-def test_every_byte_arrives_in_order(pool, world, rungs, tmp_path):
-    options = {"rungs": rungs, "checksums": True, "folder": str(tmp_path)}
-    group = exchange_pool.group(f"order {world} {rungs[0]}")
+@pytest.mark.parametrize("direct", [True, False])
+def test_every_byte_arrives_in_order(pool, world, rungs, direct, tmp_path):
+    options = {"rungs": rungs, "checksums": True, "folder": str(tmp_path), "direct": direct}
+    group = exchange_pool.group(f"order {world} {rungs[0]} {direct}")
     for seed in range(2):
         jobs = exchange_pool.jobs(group, world, seed=seed, turns=6, max_bytes=30000, options=options)
         for answer in exchange_pool.run(pool, jobs):

@@ -35,7 +35,8 @@ class Case:
         self.jobs = exchange_pool.jobs(
             exchange_pool.group(f"kill {seed}"), self.world, seed=seed, turns=self.turns,
             max_bytes=rng.choice((0, 100, 9000, 40000)),
-            options={"rungs": rungs, "timeout_s": TIMEOUT_S, "checksums": rng.random() < 0.5, "folder": folder},
+            options={"rungs": rungs, "timeout_s": TIMEOUT_S, "checksums": rng.random() < 0.5, "folder": folder,
+                     "direct": rng.random() < 0.6},
         )
         self.victim = rng.randrange(self.world)
         self.is_stop = rng.random() < 0.35

@@ -105,7 +105,7 @@ def test_another_version_is_named():
                     threading.Event().wait(0.02)
                     until -= 1
                     continue
-                peer.send(wire.pack_hello(fields).replace(b'"version": 1', b'"version": 9'))
+                peer.send(wire.pack_hello(fields).replace(b'"version": 2', b'"version": 9'))
                 with contextlib.suppress(ConnectionResetError):
                     while peer.recv(4096):
                         pass
@@ -113,7 +113,7 @@ def test_another_version_is_named():
 
     thread = threading.Thread(target=future)
     thread.start()
-    with pytest.raises(ExchangeError, match="speaks version 9, rank 0 version 1") as error:
+    with pytest.raises(ExchangeError, match="speaks version 9, rank 0 version 2") as error:
         Exchange.open(group, 0, 2, Options(**SMALL))
     thread.join(30)
     assert error.value.ranks == (1,)

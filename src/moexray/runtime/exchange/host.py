@@ -2,17 +2,20 @@
 
 Each rank owns one segment with a ring per peer, writes its rings and reads those of the others.
 Chunks are announced by message, so a peer copies one out while the next is written, and a rank with
-nothing to do sleeps in `poll`.
+nothing to do sleeps in `poll`. A large part is only offered: its receiver reads it in the sender's
+memory, piece by piece, and the sender stays until all of it was taken.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import zlib
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ExchangeError
 from moexray.runtime.exchange import segments
+from moexray.runtime.exchange.link import ready
 from moexray.runtime.exchange.ring import Ring
 from moexray.runtime.exchange.wire import Kind, Message
 
@@ -28,15 +31,22 @@ __all__ = ["HostRung"]
 
 # A ring holds this many chunks: one is written while one is read, and two are on their way.
 _CHUNKS = 4
+# Of an offer that are read before its sender hears of it: some 10 ms, far below any timeout.
+_PIECE_BYTES = 16 << 20
+_OF_EXCHANGE = (Kind.DATA, Kind.OFFER, Kind.TAKEN, Kind.REFUSED)
 
 
 class _Lane:
     """Both directions between this rank and one peer, during one exchange."""
 
-    __slots__ = ("at", "expected", "got", "inward", "left", "link", "outward", "place", "told", "total")
+    __slots__ = (
+        "at", "crc", "expected", "got", "inward", "left", "link", "offered", "outward", "place", "readable",
+        "source", "told", "total",
+    )  # fmt: skip
 
     def __init__(self, link: Link, outward: memoryview, inward: memoryview) -> None:
         self.link = link
+        self.readable = False  # the peer can read this rank's memory
         self.outward, self.inward = Ring(outward), Ring(inward)
         self.told = 0
         self.start(0, 0, None)
@@ -45,7 +55,9 @@ class _Lane:
         """Args: where the peer's bytes start in the send buffer, how many, how many it should send."""
         self.at, self.left, self.expected = at, left, expected
         self.total = self.place = -1
-        self.got = 0
+        self.got = self.crc = 0
+        self.offered = 0  # bytes that the peer is to read here
+        self.source: int | None = None  # where to read the peer's
 
     def is_heard(self) -> bool:
         """The peer has no more to say: its next message belongs to the next exchange."""
@@ -102,6 +114,11 @@ class HostRung:
                 except (OSError, ExchangeError) as why:
                     refusal = f"{name}: cannot map: {why}"
                 refusals = mesh.vote(refusal).refusals
+            readers = set()
+            if not refusals and options.direct:
+                from moexray.runtime.exchange import direct  # ctypes: as long to import as this package
+
+                readers = direct.meet(mesh)
         except BaseException:
             _unmap(maps)
             raise
@@ -112,7 +129,10 @@ class HostRung:
         if refusals:
             _unmap(maps)
             return refusals
-        return cls(name, mesh, options, maps)
+        rung = cls(name, mesh, options, maps)
+        for lane in rung._lanes:
+            lane.readable = lane.link.rank in readers
+        return rung
 
     def exchange(
         self,
@@ -177,7 +197,7 @@ class HostRung:
             for lane in active:
                 moved |= self._push(lane, send, must=False)
                 if out is not None:
-                    moved |= self._pull(lane, out)
+                    moved |= self._pull(lane, out) if lane.source is None else self._read(lane, out)
                 if lane.is_heard():
                     mesh.done(lane.link)
             if out is not None:
@@ -205,7 +225,11 @@ class HostRung:
 
     def _push(self, lane: _Lane, send: memoryview, *, must: bool) -> bool:
         """Writes as much as fits, at most a chunk, and announces it; `must`: even if nothing fits."""
+        if lane.offered:
+            return False
         ring = lane.outward
+        if must and lane.readable and lane.left >= ring.capacity and not send.readonly:
+            return self._offer(lane, send)
         size = min(lane.left, self._chunk, ring.free())
         if not must and (not size or size < min(lane.left, self._chunk)):
             return False
@@ -238,6 +262,70 @@ class HostRung:
             self._mesh.tell(lane.link, Message(Kind.CREDIT, self._mesh.sequence, consumed=lane.told))
         return True
 
+    def _offer(self, lane: _Lane, send: memoryview) -> bool:
+        """Tells the peer where its part lies."""
+        from moexray.runtime.exchange import direct
+
+        lane.offered, lane.told = lane.left, lane.inward.consumed
+        part = send[lane.at : lane.at + lane.left]
+        crc = zlib.crc32(part) if self._checksums else 0
+        self._mesh.send(
+            lane.link,
+            Message(Kind.OFFER, self._mesh.sequence, lane.left, direct.address(part), lane.told, crc),
+        )
+        return True
+
+    def _read(self, lane: _Lane, out: memoryview) -> bool:
+        """Reads a piece of what the peer offered; where that is impossible asks for the rest by ring."""
+        from moexray.runtime.exchange import direct
+
+        left = lane.total - lane.got
+        if not left or lane.source is None:
+            return False
+        at, size, kind = lane.place + lane.got, min(left, _PIECE_BYTES), Kind.TAKEN
+        try:
+            direct.read(lane.link.pid, lane.source + lane.got, out[at : at + size])
+        except OSError:
+            self._settle(lane)  # it may be gone
+            lane.source, kind = None, Kind.REFUSED
+        else:
+            lane.got += size
+            self._mesh.direct_bytes += size
+        if lane.got == lane.total:
+            self._settle(lane)
+            if self._checksums and zlib.crc32(out[lane.place : lane.place + lane.total]) != lane.crc:
+                what = f"{lane.link} sent {lane.total} bytes with a wrong checksum"
+                raise self._mesh.blame(lane.link, what)
+        self._mesh.send(lane.link, Message(kind, self._mesh.sequence, consumed=lane.got))
+        return True
+
+    def _settle(self, lane: _Lane) -> None:
+        """The peer lives and has not given up: so what was read so far is what it offered.
+
+        Raises:
+            ExchangeError: it is gone or gave up; its memory may have served something else meanwhile.
+        """
+        mesh, link = self._mesh, lane.link
+        while ready([link.socket.fileno()], 0):
+            if (message := mesh.receive(link)) is not None:
+                self._heed(lane, message)
+        if link.is_dead():
+            raise mesh.why_gone(link)
+
+    def _taken(self, lane: _Lane, message: Message) -> None:
+        """How far the peer has read what was offered to it.
+
+        Raises:
+            ExchangeError: nothing was, or not so much.
+        """
+        new = message.consumed - (lane.offered - lane.left)
+        if not 0 <= new <= lane.left or not lane.offered:
+            raise ExchangeError(f"{message.consumed} bytes taken of {lane.offered} offered")
+        lane.at += new
+        lane.left -= new
+        if message.kind == Kind.REFUSED:
+            lane.offered, lane.readable = 0, False
+
     def _heed(self, lane: _Lane, message: Message) -> None:
         """Takes note of a message of this exchange.
 
@@ -246,13 +334,18 @@ class HostRung:
         """
         link, mesh = lane.link, self._mesh
         try:
-            if message.kind in (Kind.DATA, Kind.CREDIT):
+            if message.kind in (Kind.DATA, Kind.CREDIT, Kind.OFFER):
                 lane.outward.credit(message.consumed)
             if message.kind == Kind.CREDIT and message.sequence <= mesh.sequence:
                 return
-            if message.kind != Kind.DATA or message.sequence != mesh.sequence:
+            if message.kind not in _OF_EXCHANGE or message.sequence != mesh.sequence:
                 raise mesh.out_of_step(link, message)
-            new = lane.inward.announce(message.written)
+            if message.kind in (Kind.TAKEN, Kind.REFUSED):
+                self._taken(lane, message)
+                return
+            new = lane.inward.announce(message.written) if message.kind == Kind.DATA else 0
+            if message.kind == Kind.OFFER:
+                lane.source, lane.crc = message.written, message.crc
         except ExchangeError as why:
             raise why if why.ranks else mesh.blame(link, f"{link} sent a bad message: {why.what}") from None
         if lane.total < 0:
@@ -261,7 +354,7 @@ class HostRung:
                 raise mesh.misfit(link.rank, lane.total, mesh.rank, lane.expected)
         if lane.got + lane.inward.held() > lane.total:
             raise mesh.blame(link, f"{link} sent more than the {lane.total} bytes it announced")
-        if self._checksums and lane.inward.crc(new) != message.crc:
+        if self._checksums and new and lane.inward.crc(new) != message.crc:
             raise mesh.blame(link, f"{link} sent {new} bytes with a wrong checksum")
 
 

@@ -99,7 +99,7 @@ class Exchange:
             raise ExchangeError("the exchange is switched off", hint=f"see {VARIABLE} and guard.switch")
         settings = {
             name: getattr(options, name)
-            for name in ("timeout_s", "ring_bytes", "file_ring_bytes", "checksums")
+            for name in ("timeout_s", "ring_bytes", "file_ring_bytes", "checksums", "direct")
         }
         mesh = gather(group, rank, world, options.timeout_s, {**settings, "rungs": list(options.rungs)})
         try:
@@ -200,8 +200,9 @@ class Exchange:
         """What happened so far."""
         mesh = self._mesh
         return Counters(
-            self._exchanges, self._sent, self._received, mesh.waits, mesh.wait_ns, tuple(self._fallbacks)
-        )
+            self._exchanges, self._sent, self._received, mesh.waits, mesh.wait_ns, mesh.direct_bytes,
+            tuple(self._fallbacks),
+        )  # fmt: skip
 
     def close(self) -> None:
         """Gives everything back; the other ranks learn that this one left. Safe twice."""

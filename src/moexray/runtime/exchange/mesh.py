@@ -56,12 +56,13 @@ class Mesh:
         sequence: Number of the exchange in progress; sent along with all that this rank says.
         waits: How often this rank had to wait.
         wait_ns: For how long in all, in ns.
+        direct_bytes: Bytes that were read in memory of peers.
     """
 
     def __init__(self, group: str, rank: int, links: Iterable[Link], timeout_s: float) -> None:
         self.group, self.rank, self.timeout_s = group, rank, timeout_s
         self.links = sorted(links, key=lambda link: (link.rank - rank) % 65536)
-        self.sequence = self.waits = self.wait_ns = 0
+        self.sequence = self.waits = self.wait_ns = self.direct_bytes = 0
         self._votes = 0
         self._inbox = bytearray(MAX_PACKET_BYTES)
         self._pending: dict[int, Link] = {}
@@ -88,7 +89,7 @@ class Mesh:
                 if not ready([link.socket.fileno()], self.timeout_s, select.POLLOUT):
                     raise self._silent([link]) from None
             except OSError:
-                raise self._why_gone(link) from None
+                raise self.why_gone(link) from None
             else:
                 return
 
@@ -181,7 +182,7 @@ class Mesh:
         packet = self._packet(link, fds)
         if packet is None:
             if link.is_dead():
-                raise self._why_gone(link)
+                raise self.why_gone(link)
             return None
         if not packet:
             raise self._ended(link)
@@ -292,7 +293,7 @@ class Mesh:
             ranks=tuple(sorted(link.rank for link in links)),
         )
 
-    def _why_gone(self, link: Link) -> ExchangeError:
+    def why_gone(self, link: Link) -> ExchangeError:
         """The peer is gone: its last words, if there are any."""
         try:
             while ready([link.socket.fileno()], 0):

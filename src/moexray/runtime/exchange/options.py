@@ -22,12 +22,13 @@ class Options:
         rungs: What to try, in this order; the ranks agree on the first that all of them can.
         timeout_s: A rank that is waited for and silent for so long counts as stuck, in s.
         ring_bytes: Size of the ring of each ordered pair of ranks on rung "shm"; all ranks together
-            take world * (world - 1) of them. Smaller ones wait more often: 16 MiB to a peer through
-            1 MiB took 28 waits, through 4 MiB 6 (benchmarks/exchange.py).
+            take world * (world - 1) of them. Smaller ones wait more often.
         file_ring_bytes: The same on rung "ring": smaller, as memory is short then.
         spare_bytes: Rung "shm" is refused if less memory would stay available.
         folder: Where rung "ring" makes its unnamed file; None: the temporary folder.
         checksums: Also checks a CRC-32 of every chunk (costs about as much as the copies).
+        direct: A part that would fill its ring is read by its receiver in the sender's memory, one copy in
+            place of two, where the kernel allows it (direct.py).
         max_bytes: A rank that is about to receive more fails instead of allocating it.
     """
 
@@ -38,6 +39,7 @@ class Options:
     spare_bytes: int = 256 << 20
     folder: str | None = None
     checksums: bool = False
+    direct: bool = True
     max_bytes: int = 8 << 30
 
     def __post_init__(self) -> None:
@@ -77,6 +79,7 @@ class Counters:
         received_bytes: Bytes received, likewise.
         waits: How often this rank slept until a peer said something.
         wait_ns: How long in all, in ns.
+        direct_bytes: Of those received, bytes that were read in the sender's memory.
         fallbacks: Steps down the ladder, oldest first.
     """
 
@@ -85,4 +88,5 @@ class Counters:
     received_bytes: int
     waits: int
     wait_ns: int
+    direct_bytes: int
     fallbacks: tuple[Fallback, ...]

@@ -4,6 +4,9 @@ Payload never travels here, only where it lies in the shared ring:
 - HELLO     who is there, and with which settings (JSON, so that versions can tell each other apart)
 - VOTE      "this rank can" (empty text) or why it cannot; may carry a descriptor
 - DATA      bytes up to `written` lie in the ring; `total` is what this exchange brings in all
+- OFFER     `total` bytes lie at address `written` of this process, to be read from there (direct.py)
+- TAKEN     `consumed` bytes of an offer were read
+- REFUSED   likewise, and the rest cannot be read: the ring is to carry it
 - CREDIT    bytes up to `consumed` were copied out and may be overwritten (every DATA says so too)
 - ALIVE     still waiting for somebody else; keeps the blame off this rank
 - ABORT     gives up, and who is at fault (JSON)
@@ -22,7 +25,7 @@ from moexray.core.errors import ExchangeError
 __all__ = ["MAX_PACKET_BYTES", "VERSION", "Kind", "Message", "pack", "pack_hello", "unpack", "unpack_hello"]
 
 # Raise it whenever a message changes its meaning.
-VERSION = 1
+VERSION = 2
 # Longer texts are cut: far below the smallest send buffer of a Unix socket (4,608 bytes on Linux).
 MAX_PACKET_BYTES = 2048
 _HEAD = struct.Struct("<BxxxIQQQQ")
@@ -38,6 +41,9 @@ class Kind(IntEnum):
     ALIVE = 4
     ABORT = 5
     BYE = 6
+    OFFER = 7
+    TAKEN = 8
+    REFUSED = 9
 
 
 _KINDS = {int(kind): kind for kind in Kind}
@@ -48,10 +54,10 @@ class Message(NamedTuple):
 
     Attributes:
         kind: What it means.
-        sequence: Number of the exchange (DATA, CREDIT, ALIVE, ABORT, BYE) or of the vote.
+        sequence: Number of the exchange, or of the vote.
         total: Bytes that this exchange brings from the sender to the reader.
-        written: Bytes the sender has put into its ring since the start, padding included.
-        consumed: Bytes the sender has taken out of the reader's ring since the start.
+        written: Bytes the sender has put into its ring since the start, padding included; an address (OFFER).
+        consumed: Bytes the sender has taken out of the reader's ring since the start; or of its offer.
         crc: CRC-32 of the bytes this message announces; 0 without checksums.
         text: Reason or JSON.
     """
