@@ -186,3 +186,25 @@ def test_a_path_that_cannot_be_looked_at_is_no_fault_of_ours(command, monkeypatc
     said = capsys.readouterr().err
     assert "name too long" in said
     assert "moexray failed" not in said
+
+
+@pytest.mark.parametrize("command", [
+    ["diagnose"], ["inspect"], ["memory"], ["timeline"], ["routing"], ["plan", "--gpus", "2"],
+    ["whatif", "memory"], ["whatif", "routing"], ["whatif", "policies"],
+])  # fmt: skip
+def test_a_refusal_is_a_json_document_where_json_was_asked_for(command, tmp_path):
+    result = call(*command, str(tmp_path / "nowhere"), "--format", "json")
+    assert result.exit_code == 2
+    document = json.loads(result.stdout)
+    if document["schema"] == "moexray.error/1":
+        assert document["error"]["what"]
+        assert f"error: {document['error']['what']}" in result.stderr
+        assert set(document["error"]) == {"what", "where", "try"}
+    else:
+        assert document["skipped"]
+    assert call(*command, str(tmp_path / "nowhere")).stdout == ""
+
+
+def test_a_file_that_cannot_be_written_is_a_json_document_too(tmp_path):
+    result = call("lab", "stress", "-o", str(tmp_path / "no" / "s.pickle"), "--format", "json")
+    assert (result.exit_code, json.loads(result.stdout)["schema"]) == (2, "moexray.error/1")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError
+from moexray.core.errors import UsageError
 from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted
 
@@ -40,20 +40,12 @@ def perfetto(paths: tuple[str, ...], output: Path, *, force: bool) -> None:
     from moexray.diagnose.engine import diagnose
     from moexray.readers.read_any import read_any
 
-    try:
+    with refusing():
         check_new(output, force=force)
         run = read_any(paths)
         if not run.present.intersection(("trace", "snapshot_events")):
-            say("error: no trace and no memory history to draw\n  try:   give traces or snapshots", err=True)
-            sys.exit(2)
+            raise UsageError("no trace and no memory history to draw", hint="give traces or snapshots")
         count = _write(output, run, diagnose(run))
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
-    except OSError as why:
-        say(f"error: {output} cannot be written ({why.strerror})", err=True)
-        say("  try:   check its rights and the space left", err=True)
-        sys.exit(2)
     say(f"written: {output} ({counted(count, 'event')})")
     say("next: open it at ui.perfetto.dev (nothing is uploaded) or in chrome://tracing")
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError
 from moexray.core.tables import TABLES
+from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted, human
 from moexray.readers.read_any import read_any
@@ -35,20 +35,14 @@ SCALE = {"s": 1.0, "us": 1e-6, "ns": 1e-9}
 @click.option("--force", is_flag=True, help="Overwrite what --save finds there.")
 def command(paths: tuple[str, ...], form: str, save: Path | None, *, force: bool) -> None:
     """What was read from PATH into which tables: row counts and time spans."""
-    for path in paths:
-        if path != "-" and not Path(path).exists():
-            say(f"error: {path} does not exist\n  try:   check the path", err=True)
-            sys.exit(2)
-    try:
+    with refusing():
+        check_paths(paths)
         run = read_any(paths)
         if save:
             from moexray.core.store import save as save_run
 
             save_run(run, save, force=force)
             say(f"written: {save}", err=True)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     tables = list(describe(run))
     if form == "json":
         files = [asdict(i) for i in run.inputs]

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import signal
-import sys
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -57,12 +57,9 @@ def command(out: Path, form: str, limits_file: Path | None, *, force: bool, **op
     `diagnose` and `whatif memory`, and in PyTorch's own viewer. Ctrl-C ends the run early; what was
     recorded until then is written. The host's own counters of fragmentation are read before and after.
     """
-    try:
+    with refusing():
         check_new(out, force=force)
         document = _run(out, limits_file, options)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     say(json_text(document) if form == "json" else _text(document))
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.report_file import write_report
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
@@ -54,7 +54,7 @@ def command(paths: tuple[str, ...], form: str, report: Path | None, **options: A
 
     With --diff the changes are after - before: what has grown is positive.
     """
-    try:
+    with refusing():
         _check(paths, diff=options["diff"])
         check_new(report, force=options["force"])
         limits = _limits(options)
@@ -67,16 +67,11 @@ def command(paths: tuple[str, ...], form: str, report: Path | None, **options: A
 
             read = paths[-1:] if options["diff"] else paths
             write_report(report, diagnose(runs[-1], limits).to_json(), read)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     say(text)
 
 
 def _check(paths: tuple[str, ...], *, diff: bool) -> None:
-    for path in paths:
-        if path != "-" and not Path(path).exists():
-            raise UsageError(f"{path} does not exist", hint="check the path")
+    check_paths(paths)
     if diff and len(paths) != 2:
         raise UsageError(f"--diff compares two snapshots, {len(paths)} given", hint="name before and after")
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -62,16 +62,13 @@ def command(paths: tuple[str, ...], output: Path | None, form: str, **options: A
     planned as one mix). Each score stands beside the bound of any plan, and beside the same method tried
     on the second half of the record: a plan made on other traffic is worth little.
     """
-    try:
+    with refusing():
         _check(paths, output, options)
         seen, made = _make(paths, options)
         paid = _payback(made, seen, options)
         document = _document(seen, made, paid, options)
         if output:
             _write(output, made, document, options)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     if form == "json":
         say(json_text(document, indent=None))
     else:
@@ -79,9 +76,7 @@ def command(paths: tuple[str, ...], output: Path | None, form: str, **options: A
 
 
 def _check(paths: tuple[str, ...], output: Path | None, options: dict[str, Any]) -> None:
-    for path in (*paths, *([options["current"]] if options["current"] else [])):
-        if path != "-" and not Path(path).exists():
-            raise UsageError(f"{path} does not exist", hint="check the path")
+    check_paths((*paths, *([options["current"]] if options["current"] else [])))
     if options["engine"] and not output:
         raise UsageError("--for needs a file to write", where="--for", hint="-o FILE")
     check_new(output, force=options["force"])

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.numbers import human
@@ -60,22 +60,13 @@ def command(
     PyTorch's own allocator serve the same requests, each from an empty space. It tells whether a
     layout of another kind would need less memory; which PyTorch setting to use tells `whatif memory`.
     """
-    for path in paths:
-        if path != "-" and not Path(path).exists():
-            say(f"error: {path} does not exist\n  try:   check the path", err=True)
-            sys.exit(2)
-    try:
+    with refusing():
+        check_paths(paths)
         check_new(picture, force=force)
         cases = _cases(paths, capacity, most, only)
         if picture is not None:
             picture.write_text(_picture(cases), encoding="utf-8")
             say(f"written: {picture}", err=True)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
-    except OSError as why:
-        say(f"error: {picture} cannot be written ({why.strerror})", err=True)
-        sys.exit(2)
     say(_json(cases, capacity) if form == "json" else _text(cases, capacity))
 
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted, human
 
@@ -58,11 +58,8 @@ def command(paths: tuple[str, ...], form: str) -> None:
     """
     from moexray.readers.read_any import read_any
 
-    try:
+    with refusing():
         document = describe(read_any(paths))
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     say(json_text(document) if form == "json" else _text(document))
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError
 from moexray.faces.cli.policies import command as policies
+from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.say import say
 from moexray.faces.cli.size_option import SizeOption
 from moexray.faces.cli.whatif_routing import routing
@@ -55,15 +53,9 @@ def memory(paths: tuple[str, ...], **options: Any) -> None:
     advised. What is advised holds for all files given.
     """
     begin = time.perf_counter()
-    for path in paths:
-        if path != "-" and not Path(path).exists():
-            say(f"error: {path} does not exist\n  try:   check the path", err=True)
-            sys.exit(2)
-    try:
+    with refusing():
+        check_paths(paths)
         found = _study(paths, options)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     from moexray.faces.cli import whatif_words
 
     seconds = time.perf_counter() - begin

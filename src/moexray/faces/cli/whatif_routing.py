@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 
 if TYPE_CHECKING:
@@ -40,11 +40,8 @@ def routing(paths: tuple[str, ...], policies: tuple[str, ...], form: str, **opti
     """
     from moexray.readers.read_any import read_any
 
-    try:
+    with refusing():
         document = describe(read_any(paths), policies, **options)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     say(json_text(document) if form == "json" else _text(document))
 
 
