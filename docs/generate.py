@@ -1,4 +1,4 @@
-"""Writes docs/tables.md, docs/verdicts.md and docs/commands.md from the code.
+"""Writes docs/tables.md, docs/verdicts.md, docs/metrics.md and docs/commands.md from the code.
 
 Run: python docs/generate.py [FOLDER]; a test compares the result with what is committed.
 """
@@ -15,6 +15,7 @@ from moexray.core.tables import TABLES
 from moexray.core.verdicts import VERDICTS
 from moexray.faces.cli.explain import calls
 from moexray.faces.cli.main import COMMANDS, main
+from moexray.live.metrics import METRICS, SCOPE
 
 NOTE = "<!-- made by docs/generate.py; edit the code instead -->\n"
 
@@ -73,14 +74,30 @@ def commands() -> str:
     return "\n".join(out)
 
 
+def metrics() -> str:
+    """Every metric of the exporter: name, kind, labels, meaning."""
+    shared = ", ".join(SCOPE)
+    out = [NOTE, "# Metrics\n", "What `moexray exporter` and `moexray watch` serve; [live.md](live.md) says how.",
+           f"Metrics of an engine have the labels {shared}, too; a label without a value is left out.\n"]
+    out += ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
+    for m in METRICS:
+        labels = ", ".join(m.label_names[len(SCOPE) :] if m.scoped else (*m.labels, "(exporter)")) or "-"
+        out.append(f"| `{m.name}` | {m.kind} | {labels} | {_cell(m.help)} |")
+    out += ["", "Buckets (upper borders in seconds):\n"]
+    for m in METRICS:
+        if m.buckets:
+            out.append(f"- `{m.name}`: {', '.join(f'{b:g}' for b in m.buckets)}")
+    return "\n".join([*out, ""])
+
+
 def _cell(text: str) -> str:
     return text.replace("|", "\\|").replace("<", "&lt;")
 
 
 def write(folder: Path) -> None:
     """Writes all pages."""
-    for name, page in (("tables", tables), ("verdicts", verdicts), ("commands", commands)):
-        (folder / f"{name}.md").write_text(page(), encoding="utf-8")
+    for page in (tables, verdicts, metrics, commands):
+        (folder / f"{page.__name__}.md").write_text(page(), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ ROOT = Path(__file__).resolve().parents[2]
 MAKE = "import runpy, sys; sys.stdout.write(runpy.run_path(sys.argv[1])[sys.argv[2]]())"
 
 
-@pytest.mark.parametrize("name", ["tables", "verdicts", "commands"])
+@pytest.mark.parametrize("name", ["tables", "verdicts", "metrics", "commands"])
 def test_page_is_fresh(name):
     made = subprocess.run(
         [sys.executable, "-X", "utf8", "-c", MAKE, str(ROOT / "docs" / "generate.py"), name],

@@ -25,6 +25,8 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("plan", "moexray.faces.cli.plan", "Where experts should lie, from recorded traffic."),
     ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
     ("lab", "moexray.faces.cli.lab", "Make incidents on purpose."),
+    ("exporter", "moexray.faces.cli.exporter", "Serve metrics to Prometheus, live or of a recording."),
+    ("watch", "moexray.faces.cli.watch", "Diagnose a recording while it grows."),
     ("export", "moexray.faces.cli.export", "Write what was read and found for other tools."),
     ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
 )

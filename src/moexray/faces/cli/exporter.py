@@ -1,0 +1,144 @@
+"""`moexray exporter`: metrics of running engines or of a recording, for Prometheus."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moexray.core.errors import MoexrayError, UsageError
+from moexray.faces.cli.say import say
+from moexray.faces.numbers import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from moexray.live.exporter import Source
+    from moexray.live.page import Page
+
+__all__ = ["LISTEN", "command", "read_token", "serving", "until_stopped"]
+
+EMPTY = 1  # series of a page without data: moex_build_info
+LISTEN = "127.0.0.1:9464"  # the port that OpenTelemetry's Prometheus exporters use
+
+
+def serving(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Options of every command that serves a page of metrics."""
+    options = (
+        click.option("--token-file", type=click.Path(dir_okay=False, path_type=Path),
+                     help="File with the bearer token; needed to listen beyond loopback."),
+        click.option("--model", default="", help="Label model of all metrics."),
+        click.option("--engine", default="", help="Label engine of all metrics."),
+    )  # fmt: skip
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command("exporter")
+@click.argument("folder", required=False, metavar="[DIR]", type=click.Path(path_type=Path))
+@click.option("--attach", is_flag=True, help="Read the rings of running engines (the default without DIR).")
+@click.option("--rings", type=click.Path(file_okay=False, path_type=Path), metavar="FOLDER",
+              help="Where the rings are; else MOEXRAY_RINGS, else this user's folder in /dev/shm.")
+@click.option("--listen", default=LISTEN, show_default=True, metavar="HOST:PORT", help="Where /metrics is.")
+@click.option("--every", "every_s", type=click.FloatRange(0.05), default=5.0, show_default=True,
+              help="Seconds between two looks at DIR.")
+@click.option("--ep", "ep_size", type=click.IntRange(1, 65536), default=1,
+              help="Expert-parallel size of attached engines, for moex_expert_balancedness_ratio.")
+@click.option("--experts", "top", default="4", show_default=True, metavar="N|all",
+              help="Busiest experts of a layer that are shown.")
+@click.option("--ceiling", type=click.IntRange(1), default=2000, show_default=True,
+              help="Most series of the page; more are refused and counted.")
+@click.option("--remote-write", metavar="URL", help="Send the page there, too (token: MOEXRAY_REMOTE_TOKEN).")
+@click.option("--remote-every", type=click.FloatRange(0.05), default=10.0, show_default=True,
+              help="Seconds between two samples sent.")
+@serving
+def command(
+    folder: Path | None, listen: str, top: str, ceiling: int, remote_write: str | None, remote_every: float,
+    token_file: Path | None, **more: Any,
+) -> None:  # fmt: skip
+    """Serve metrics to Prometheus until stopped: of running engines, or of DIR.
+
+    Engines are those that moexray is attached to on this machine. DIR is the folder of a recording, also
+    one that is still written; its spikes are diagnosed and counted as moexray watch does.
+    docs/metrics.md lists the metrics; moexray export prometheus writes a configuration and rules for them.
+    """
+    from moexray.live.exporter import Exporter
+    from moexray.live.page import Page
+    from moexray.live.remote_write import RemoteWrite, Settings
+
+    logging.basicConfig(format="%(levelname)s: %(message)s")
+    try:
+        page = Page(ceiling)
+        remote = None
+        if remote_write:
+            token = os.environ.get("MOEXRAY_REMOTE_TOKEN", "")
+            remote = RemoteWrite(page, Settings(remote_write, interval_s=remote_every, token=token))
+        sources = list(_sources(page, folder, _count(top), more))
+        exporter = Exporter(page, sources, listen=listen, token=read_token(token_file), remote=remote)
+        exporter.start()
+    except MoexrayError as why:
+        say(f"error: {why}", err=True)
+        sys.exit(2)
+    where = exporter.server.url if exporter.server else ""
+    say(f"serving {counted(page.series, 'series', 'series')} at {where}/metrics; Ctrl-C ends it", err=True)
+    if not folder and page.series == EMPTY:
+        say("no running engine has a ring yet; those that come are found (docs/live.md)", err=True)
+    until_stopped()
+    exporter.close()
+
+
+def _sources(page: Page, folder: Path | None, top: int, more: dict[str, Any]) -> Iterator[Source]:
+    from moexray.live.drain import Drain
+    from moexray.live.engines import Engines
+    from moexray.live.folder import Folder, Names
+    from moexray.live.watch import Watch
+
+    names = Names(more["model"], more["engine"], top)
+    if folder:
+        yield Watch(Folder(page, folder, names), more["every_s"])
+    if more["attach"] or more["rings"] or not folder:
+        yield Engines(page, Drain(more["rings"]), names, ep_size=more["ep_size"])
+
+
+def _count(top: str) -> int:
+    if top != "all" and not (top.isdigit() and int(top)):
+        raise UsageError(f"--experts {top}: a number from 1, or all")
+    return 0 if top == "all" else int(top)
+
+
+def read_token(file: Path | None) -> str:
+    """The token of a file, white space around it left out; empty without a file.
+
+    Raises:
+        UsageError: the file cannot be read, or holds none.
+    """
+    if file is None:
+        return ""
+    try:
+        token = file.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as why:
+        raise UsageError(f"{file} cannot be read", hint="a text file with the token in it") from why
+    if not token:
+        raise UsageError(f"{file} holds no token", hint="write a long random word into it")
+    return token
+
+
+def until_stopped() -> None:
+    """Waits for Ctrl-C or SIGTERM."""
+    import signal
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)
+    try:
+        while True:
+            time.sleep(3600)
+    except KeyboardInterrupt:
+        return

@@ -1,0 +1,159 @@
+"""Metrics of running engines, from the rings they record into.
+
+Counters of choices follow the rings' own totals, which miss nothing; what needs single records (collisions,
+durations of steps) counts those that were overwritten before they were read as dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.live.drain import ROUTER, STEP, Drain
+from moexray.live.feed import RoutingFeed, Shape, collisions, observe_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+
+    from moexray.live.drain import Batch, Meta, RingReader
+    from moexray.live.folder import Names
+    from moexray.live.page import Page, Scope
+
+__all__ = ["Engines"]
+
+NS = 1e-9
+
+
+@dataclass(slots=True)
+class _Last:
+    """What a ring showed at the last look."""
+
+    totals: NDArray[np.int64]
+    failures: int = 0
+    own_ns: int = 0
+    step_ns: int = 0
+
+
+class Engines:
+    """All rings of a folder as a source of metrics.
+
+    Args:
+        page: Where they go.
+        drain: Reads the rings.
+        names: Labels that win over those of the rings, and how many experts are shown.
+        ep_size: EP ranks over which experts lie contiguously; 0 where unknown.
+        trace_of: (ring, records of steps) -> a trace id for each, empty where its trace was not kept.
+    """
+
+    every_s = 0.25  # a ring holds seconds; oftener costs, seldomer loses records
+
+    def __init__(
+        self, page: Page, drain: Drain, names: Names, *, ep_size: int = 0,
+        trace_of: Callable[[RingReader, NDArray[Any]], list[str]] | None = None,
+    ) -> None:  # fmt: skip
+        self.page, self.drain, self.names, self.ep_size, self.trace_of = page, drain, names, ep_size, trace_of
+        self._last: dict[Path, _Last] = {}
+        self._feeds: dict[tuple[Any, ...], RoutingFeed] = {}
+        self._refused = 0
+
+    def update(self) -> None:
+        """Reads what the rings hold since the last call."""
+        given = self.drain.poll()
+        # where an engine's scheduler writes steps, those of its model processes would count them twice
+        clocks = {(r.meta.engine, r.meta.model) for r, _ in given if r.meta.role == "engine"}
+        for ring, batch in given:
+            meta = ring.meta
+            scope = self._scope(meta)
+            with self.page.lock:
+                if meta.sites:
+                    self._routing(scope, ring, batch)
+                if meta.role == "engine" or (meta.engine, meta.model) not in clocks:
+                    self._steps(scope, ring, batch)
+                self._health(scope, ring, batch)
+                _memory(scope, meta, ring.gauges())
+            if ring.path not in self.drain.readers:  # its writer is gone, this was the rest
+                self._last.pop(ring.path, None)
+        if len(self.drain.refused) > self._refused:
+            self.page.drop("rings", "refused", len(self.drain.refused) - self._refused)
+            self._refused = len(self.drain.refused)
+
+    def _scope(self, meta: Meta) -> Scope:
+        rank = "" if meta.rank is None else meta.rank
+        return self.page.scope(
+            model=self.names.model or meta.model, engine=self.names.engine or meta.engine, rank=rank
+        )
+
+    def _routing(self, scope: Scope, ring: RingReader, batch: Batch) -> None:
+        sites = ring.meta.sites
+        totals = ring.totals().astype(np.int64)
+        last = self._last.setdefault(ring.path, _Last(np.zeros_like(totals)))
+        new = totals - last.totals
+        last.totals = totals
+        calls = batch.records["kind"] == ROUTER
+        if not new.any() and not calls.any():
+            return
+        key = (scope.labels, sites)
+        feed = self._feeds.get(key)
+        if feed is None:
+            shape = Shape(
+                _labels(ring.meta), tuple(s.experts for s in sites), ep_size=self.ep_size, top=self.names.top
+            )
+            feed = self._feeds[key] = RoutingFeed(scope, shape)
+        site, counts = batch.records["site"][calls], batch.counts[calls]
+        experts = np.array(feed.shape.experts)
+        beyond, unnamed = np.zeros(len(sites), np.int64), np.zeros(len(sites), np.int64)
+        np.add.at(beyond, site, collisions(counts, experts[site][:, None]))
+        np.add.at(unnamed, site, batch.records["pairs"][calls].astype(np.int64) - counts.sum(axis=1))
+        feed.add(new, beyond, unnamed)
+
+    def _steps(self, scope: Scope, ring: RingReader, batch: Batch) -> None:
+        steps = batch.records[batch.records["kind"] == STEP]
+        if len(steps):
+            traces = self.trace_of(ring, steps) if self.trace_of else []
+            observe_steps(scope, ((steps["t1_ns"] - steps["t0_ns"]) * NS).tolist(), traces)
+
+    def _health(self, scope: Scope, ring: RingReader, batch: Batch) -> None:
+        live = ring.live()
+        last = self._last.setdefault(ring.path, _Last(np.zeros((0, 0), np.int64)))
+        if batch.dropped:
+            self.page.drop("records", "overwritten", batch.dropped)
+        if (failed := live["failures"] - last.failures) > 0:
+            self.page.drop("records", "not_recorded", failed)
+        own, steps = live["own_ns"] - last.own_ns, live["step_ns"] - last.step_ns
+        if steps > 0 and live["own_ns"]:
+            scope.set("moex_hook_overhead_ratio", own / steps)
+        last.failures, last.own_ns, last.step_ns = live["failures"], live["own_ns"], live["step_ns"]
+        self.page.fresh(time.time() - (time.monotonic_ns() - live["beat_ns"]) * NS)
+
+
+def _labels(meta: Meta) -> tuple[int | str, ...]:
+    """Layer of each site; its path where several have one number or none."""
+    layers = [s.layer for s in meta.sites]
+    return tuple(
+        s.layer if s.layer >= 0 and layers.count(s.layer) == 1 else s.path for s in meta.sites
+    )
+
+
+def _memory(scope: Scope, meta: Meta, gauges: dict[str, float]) -> None:
+    """What the writer samples of the allocator, over all its pools."""
+    device = meta.device.partition(":")[2]
+    for name, key in (
+        ("moex_memory_reserved_bytes", "reserved_bytes"),
+        ("moex_memory_allocated_bytes", "allocated_bytes"),
+        ("moex_memory_largest_free_block_bytes", "largest_free_bytes"),
+    ):
+        if key in gauges:
+            scope.set(name, gauges[key], device, "all")
+    for name, key in (("moex_allocator_retries_total", "retries"), ("moex_allocator_oom_total", "ooms")):
+        if key in gauges:
+            scope.follow(name, gauges[key], device)
+    free, largest = gauges.get("total_free_bytes", math.nan), gauges.get("largest_free_bytes", math.nan)
+    if math.isfinite(free) and math.isfinite(largest):
+        scope.set("moex_fragmentation_ratio", 1 - largest / free if free else 0.0, device, "all")

@@ -1,0 +1,169 @@
+"""Metrics of rings against what was written into them."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from moexray.live.drain import Drain
+from moexray.live.engines import Engines
+from moexray.live.folder import Names
+from moexray.live.page import Page
+from moexray.runtime.recorder import Ring, Site
+
+SITES = [Site("model.layers.1.mlp.gate", 1, 8, 2), Site("model.layers.2.mlp.gate", 2, 6, 2)]
+FACTS = {"engine": "transformers", "version": "5", "model": "M", "rank": 0, "device": "cuda:0"}
+MS = 1_000_000
+
+
+@pytest.fixture
+def folder(tmp_path):
+    path = tmp_path / "rings"
+    path.mkdir(mode=0o700)
+    return path
+
+
+def source(folder, *, trace_of=None, **names):
+    return Engines(Page(), Drain(folder), Names(top=0, **names), trace_of=trace_of)
+
+
+def write(ring, step, tokens=16, seed=0):
+    """One step of both layers; the ids of each."""
+    rng = np.random.default_rng([seed, step])
+    ids = [rng.integers(0, s.experts, (tokens, s.k)) for s in ring.sites]
+    for site, chosen in enumerate(ids):
+        ring.write(site, step, 0, MS, tokens, chosen)
+    ring.step(step, 0, 20 * MS, tokens, own_ns=50_000)
+    return ids
+
+
+def get(source, name, *labels, engine="transformers", rank=0):
+    return source.page.value(name, "M", engine, rank, *labels)
+
+
+def test_counters_equal_what_was_written(folder):
+    ring, engines = Ring(SITES, FACTS, folder=folder), source(folder)
+    want = {}
+    for step in range(30):
+        for site, ids in zip(SITES, write(ring, step), strict=True):
+            found = np.bincount(ids.ravel(), minlength=site.experts)
+            want[site.layer] = want.get(site.layer, 0) + found
+            key = ("beyond", site.layer)
+            want[key] = want.get(key, 0) + np.maximum(found - -(-found.sum() // site.experts), 0).sum()
+        if step % 7 == 0:
+            engines.update()
+    engines.update()
+    engines.update()  # nothing new: nothing is counted twice
+    for site in SITES:
+        shown = [get(engines, "moex_expert_tokens_total", site.layer, e) for e in range(site.experts)]
+        assert shown == want[site.layer].tolist()
+        assert get(engines, "moex_routing_collisions_total", site.layer) == want["beyond", site.layer]
+        assert get(engines, "moex_expert_capacity_dropped_tokens_total", site.layer) == 0
+    steps = [s.value for s in engines.page.samples() if s.name == "moex_decode_step_duration_seconds_count"]
+    assert steps == [30]
+    assert get(engines, "moex_hook_overhead_ratio") == pytest.approx(50_000 / (20 * MS))
+
+
+def test_choices_that_name_no_expert(folder):
+    ring, engines = Ring(SITES, FACTS, folder=folder), source(folder)
+    ring.write(0, 0, 0, 1, 2, np.array([[-1, 3], [3, 99]]))
+    engines.update()
+    assert get(engines, "moex_expert_capacity_dropped_tokens_total", 1) == 2
+    assert get(engines, "moex_routed_choices_total", 1) == 2
+
+
+def test_what_was_overwritten_is_told_and_the_choices_miss_nothing(folder):
+    ring = Ring(SITES, FACTS, folder=folder, max_bytes=80_000)
+    engines = source(folder)
+    for step in range(400):
+        write(ring, step)
+    engines.update()
+    held = ring.layout.slots
+    assert engines.page.value("moex_exporter_dropped_total", "records", "overwritten") == 400 * 3 - held
+    assert get(engines, "moex_routed_choices_total", 1) == get(engines, "moex_routed_choices_total", 2) == 400 * 32
+
+
+def test_an_engine_that_starts_again_goes_on(folder):
+    engines = source(folder)
+    for life in range(3):
+        ring = Ring(SITES, FACTS, folder=folder)
+        for step in range(10):
+            write(ring, step, seed=life)
+        ring.close()
+        engines.update()
+        assert get(engines, "moex_routed_choices_total", 1) == 320 * (life + 1)
+    assert engines.drain.readers == {}
+
+
+def test_an_exporter_that_starts_again_has_all_choices(folder):
+    """The totals are the ring's: a killed exporter loses none of them, only records it never read."""
+    ring, first = Ring(SITES, FACTS, folder=folder, max_bytes=80_000), source(folder)
+    for step in range(100):
+        write(ring, step)
+    first.update()
+    for step in range(100, 400):
+        write(ring, step)
+    second = source(folder)
+    second.update()
+    assert get(second, "moex_routed_choices_total", 1) == 400 * 32
+    told = second.page.value("moex_exporter_dropped_total", "records", "overwritten")
+    assert told == 400 * 3 - ring.layout.slots
+
+
+def test_the_schedulers_clock_is_counted_alone(folder):
+    engines = source(folder)
+    facts = {**FACTS, "engine": "vllm"}
+    model, clock = Ring(SITES, facts, folder=folder), Ring([], {**facts, "role": "engine", "rank": None}, folder=folder)
+    write(model, 0)
+    for step in range(3):
+        clock.step(step, 0, 10 * MS)
+    engines.update()
+    counts = {s.labels: s.value for s in engines.page.samples() if s.name == "moex_decode_step_duration_seconds_count"}
+    assert counts == {(("model", "M"), ("engine", "vllm")): 3}
+    assert get(engines, "moex_routed_choices_total", 1, engine="vllm") == 32
+
+
+def test_gauges_of_the_allocator(folder):
+    names = ("reserved_bytes", "allocated_bytes", "largest_free_bytes", "total_free_bytes", "retries", "ooms")
+    ring, engines = Ring([], FACTS, folder=folder, gauges=names), source(folder)
+    ring.gauge(reserved_bytes=100, allocated_bytes=60, largest_free_bytes=10, total_free_bytes=40, retries=2)
+    engines.update()
+    assert get(engines, "moex_fragmentation_ratio", 0, "all") == pytest.approx(0.75)
+    assert get(engines, "moex_memory_reserved_bytes", 0, "all") == 100
+    assert get(engines, "moex_allocator_retries_total", 0) == 2
+    assert get(engines, "moex_allocator_oom_total", 0) is None
+    ring.gauge(total_free_bytes=0, largest_free_bytes=0)
+    engines.update()
+    assert get(engines, "moex_fragmentation_ratio", 0, "all") == 0
+
+
+def test_exemplars_only_of_kept_steps(folder):
+    kept = itertools.cycle(["", "cd" * 16])
+    engines = source(folder, trace_of=lambda ring, steps: [next(kept) for _ in steps])
+    ring = Ring(SITES, FACTS, folder=folder)
+    ring.step(0, 0, 20 * MS)
+    ring.step(1, 0, 40 * MS)
+    engines.update()
+    marks = [(s.labels[-1], s.exemplar.trace_id) for s in engines.page.samples() if s.exemplar]
+    assert marks == [(("le", "0.05"), "cd" * 16)]
+
+
+def test_layers_without_a_number_of_their_own_are_told_by_path(folder):
+    sites = [Site("enc.0.gate", 0, 4, 1), Site("dec.0.gate", 0, 4, 1), Site("gate", -1, 4, 1)]
+    ring, engines = Ring(sites, FACTS, folder=folder), source(folder)
+    for site in range(3):
+        ring.write(site, 0, 0, 1, 1, np.array([site]))
+    engines.update()
+    assert [get(engines, "moex_routed_choices_total", p) for p in ("enc.0.gate", "dec.0.gate", "gate")] == [1, 1, 1]
+
+
+def test_a_file_that_is_no_ring_and_calls_that_failed_are_counted_once(folder):
+    (folder / "1-2-3.ring").write_bytes(b"nothing")
+    ring, engines = Ring(SITES, FACTS, folder=folder), source(folder)
+    ring.failed()
+    engines.update()
+    engines.update()
+    assert engines.page.value("moex_exporter_dropped_total", "rings", "refused") == 1
+    assert engines.page.value("moex_exporter_dropped_total", "records", "not_recorded") == 1
+    [lag] = [s.value for s in engines.page.samples() if s.name == "moex_exporter_lag_seconds"]
+    assert 0 <= lag < 60
