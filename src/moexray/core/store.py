@@ -19,6 +19,8 @@ from moexray.core.tables import TABLES
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import polars as pl
+
     from moexray.core.schema import Table
 
 __all__ = ["SCHEMA", "is_saved", "load", "save"]
@@ -59,7 +61,10 @@ def save(run: Run, folder: Path, *, force: bool = False) -> None:
     for name, batches in run.arrays.items():
         for i, batch in enumerate(batches):
             file = f"{name}-{i}.parquet"
-            pl.DataFrame({k: np.asarray(v) for k, v in batch.columns.items()}).write_parquet(folder / file)
+            filled: dict[str, Any] = {
+                k: v if isinstance(v, list) else np.asarray(v) for k, v in batch.columns.items()
+            }
+            pl.DataFrame(filled).write_parquet(folder / file)
             attrs = json.loads(json.dumps(dict(batch.attrs), default=_plain))
             part = {"table": name, "file": file, "kind": "array", "source": batch.source}
             parts.append({**part, "attrs": attrs})
@@ -111,7 +116,7 @@ def load(folder: Path) -> Run:
                 objects = [c.name for c in _TABLES[name].columns if c.kind == "object"]
                 tables[name] = tuple(_unpack(row, objects) for row in frame.to_dicts())
             else:
-                columns = {k: frame[k].to_numpy() for k in frame.columns}
+                columns = {s.name: _values(s) for s in frame}
                 arrays.setdefault(name, []).append(Batch(name, part["source"], columns, part["attrs"]))
         return Run(
             inputs=tuple(Input(**{**i, "notes": tuple(i["notes"])}) for i in manifest["inputs"]),
@@ -122,6 +127,13 @@ def load(folder: Path) -> Run:
         )
     except (OSError, ValueError, KeyError, TypeError, pl.exceptions.PolarsError) as why:
         raise ReadError(f"the saved run is damaged ({why})", where=str(folder), hint="save it again") from why
+
+
+def _values(column: pl.Series) -> Any:
+    """A column of a batch: an array, or a list where it is text, which may have holes."""
+    import polars as pl
+
+    return column.to_list() if column.dtype in (pl.String, pl.Null) else column.to_numpy()
 
 
 def _within(size: int, limit: int) -> None:

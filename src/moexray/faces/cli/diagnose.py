@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError
 from moexray.core.finding import SEVERITIES
 from moexray.core.limits.load import load_limits
 from moexray.diagnose.engine import Diagnosis, diagnose
 from moexray.faces.cli.new_file import check_new
-from moexray.faces.cli.report_file import write_report
+from moexray.faces.cli.refuse import check_paths, refusing
+from moexray.faces.cli.report_file import closer_look, write_report
 from moexray.faces.cli.say import say
 from moexray.faces.cli.screen import as_markdown, as_text
 from moexray.faces.plain import visible
 from moexray.readers.read_any import read_any
+
+if TYPE_CHECKING:
+    from moexray.core.limits import Limits
 
 __all__ = ["command"]
 
@@ -35,11 +39,16 @@ __all__ = ["command"]
               show_default=True, help="Least severity that gives exit code 1.")
 @click.option("--limits", "limits_file", type=click.Path(dir_okay=False, path_type=Path),
               help="TOML file that overrides thresholds, e.g. [routing] balancedness = 0.7.")
+@click.option("--executor", type=click.Choice(["processes", "ray"]),
+              help="For folders of many ranks: summarise each one in a pool of processes or on Ray.")
+@click.option("--workers", type=click.IntRange(min=1), help="Ranks at a time; default: number of cores.")
+@click.option("--work", type=click.Path(file_okay=False, path_type=Path),
+              help="Folder of the summaries, which a second run takes up; default: below the cache.")
 @click.option("--no-redact", is_flag=True, help="Quote secrets, hosts and user names as they are.")
 @click.option("--quiet", is_flag=True, help="No progress on standard error.")
 def command(
     paths: tuple[str, ...], form: str, report: Path | None, fail_on: str, limits_file: Path | None,
-    **flags: bool,
+    **more: Any,
 ) -> None:
     """Say what broke, from whatever artefacts there are.
 
@@ -47,26 +56,34 @@ def command(
     traces, expert counts), or - for standard input. Exit code: 0 nothing found at or above
     --fail-on, 1 findings, 2 bad usage or no usable input.
     """
-    for path in paths:
-        if path != "-" and not Path(path).exists():
-            _stop(f"{path} does not exist", "check the path; a folder or several files are fine")
-    try:
-        check_new(report, force=flags["force"])
-        run = read_any(paths, None if flags["quiet"] or not sys.stderr.isatty() else _progress)
-        result = diagnose(run, load_limits(limits_file) if limits_file else None, secrets=flags["no_redact"])
+    with refusing():
+        check_paths(paths)
+        check_new(report, force=more["force"])
+        limits = load_limits(limits_file) if limits_file else None
+        result = _fleet(paths, limits, more) if more["executor"] else _diagnose(paths, limits, more)
         document = result.to_json()
         if report:
+            document |= closer_look(result.run, document)
             write_report(report, document, paths)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     for failure in result.failures:
         say(f"warning: {failure}", err=True)
     if form == "json":
         say(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        say((as_text if form == "text" else as_markdown)(document, whole=flags["whole"]))
+        say((as_text if form == "text" else as_markdown)(document, whole=more["whole"]))
     sys.exit(_exit_code(result, fail_on))
+
+
+def _diagnose(paths: tuple[str, ...], limits: Limits | None, more: dict[str, Any]) -> Diagnosis:
+    run = read_any(paths, None if more["quiet"] or not sys.stderr.isatty() else _progress)
+    return diagnose(run, limits, secrets=more["no_redact"])
+
+
+def _fleet(paths: tuple[str, ...], limits: Limits | None, more: dict[str, Any]) -> Diagnosis:
+    from moexray.faces.cli.fleet import diagnose_fleet
+
+    where = {name: more[name] for name in ("executor", "workers", "work", "quiet")}
+    return diagnose_fleet(paths, limits, secrets=more["no_redact"], **where)
 
 
 def _exit_code(result: Diagnosis, fail_on: str) -> int:
@@ -76,11 +93,6 @@ def _exit_code(result: Diagnosis, fail_on: str) -> int:
         return 0
     least = SEVERITIES.index(fail_on)
     return int(any(SEVERITIES.index(f.severity) >= least for f in result.findings))
-
-
-def _stop(what: str, hint: str) -> None:
-    say(f"error: {what}\n  try:   {hint}", err=True)
-    sys.exit(2)
 
 
 def _progress(name: str) -> None:

@@ -181,13 +181,19 @@ def _ruled_out(findings: list[Any], *, whole: bool) -> list[str]:
 def _inputs(document: Mapping[str, Any], *, whole: bool) -> list[str]:
     read = sum(i["rows"] for i in document["inputs"])
     files, skipped = len(document["inputs"]), document["skipped"]
-    out = [f"read: {counted(read, 'record')} from {counted(files, 'file')}"]
+    out = [f"read: {counted(read, 'record')} from {counted(files, 'file')}", *_fleet(document)]
     shown = skipped if whole else skipped[:SHOWN_SKIPPED]
     for s in shown:
         out += _wrap(f"skipped {s['path']}: {s['reason']}", "  ", "    ")
     if len(skipped) > len(shown):
         out.append(f"  ... and {counted(len(skipped) - len(shown), 'more file')} skipped")
     return out
+
+
+def _fleet(document: Mapping[str, Any]) -> list[str]:
+    ranks = document.get("fleet", [])
+    closer = ", ".join(str(row["rank"]) for row in ranks if row["closer"])
+    return _wrap(f"fleet: {counted(len(ranks), 'rank')} met; read in full: {closer}", "") if ranks else []
 
 
 def _chains(document: Mapping[str, Any]) -> list[tuple[str, ...]]:

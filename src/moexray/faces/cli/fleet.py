@@ -1,0 +1,193 @@
+"""`diagnose --executor`: units in a pool of processes or on Ray, with progress, failures and resumption."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+import time
+from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from moexray.core.errors import UsageError
+from moexray.diagnose.fleet import Summary, Unit, conclude, summarise, units
+from moexray.faces.cli.say import say
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from moexray.core.limits import Limits
+    from moexray.diagnose.engine import Diagnosis
+
+__all__ = ["diagnose_fleet", "on_processes", "on_ray"]
+
+Outcome = tuple[Unit, Summary | str]  # a text says why a unit failed
+TRIES = 2  # of a unit whose process was killed
+AHEAD = 2  # units handed to a worker before it asks
+
+
+def diagnose_fleet(
+    paths: Sequence[str], limits: Limits | None, *, executor: str, workers: int | None, work: Path | None,
+    secrets: bool, quiet: bool,
+) -> Diagnosis:  # fmt: skip
+    """Summarises every rank below the paths, wherever the executor runs, and concludes here.
+
+    Args:
+        paths: Folders (or files) with one set of artefacts a rank.
+        limits: Thresholds.
+        executor: "processes" or "ray".
+        workers: How many at a time; as many as there are cores where None.
+        work: Folder of the summaries; one below the user's cache where None.
+        secrets: Quote without redaction.
+        quiet: No progress.
+
+    Raises:
+        UsageError: nothing to read, or no Ray.
+    """
+    found = units(_files(paths))
+    if not found:
+        hint = "give the folder of the traces"
+        raise UsageError("there is no file to read", where=", ".join(paths), hint=hint)
+    folder = work or _cache(paths)
+    folder.mkdir(parents=True, exist_ok=True)
+    run = on_ray if executor == "ray" else on_processes
+    done: list[Summary] = []
+    failed: list[tuple[Unit, str]] = []
+    with _progress(len(found), quiet=quiet) as tell:
+        for unit, outcome in run(found, str(folder), limits, workers or os.cpu_count() or 1, secrets=secrets):
+            if isinstance(outcome, str):
+                failed.append((unit, outcome))
+            else:
+                done.append(outcome)
+            tell(outcome)
+    if not quiet:
+        again = sum(s.again for s in done)
+        known = f", {again:,} of them known from before" if again else ""
+        say(f"summarised {len(done):,} of {len(found):,} ranks{known}; kept in {folder}", err=True)
+    return conclude(done, failed, limits, secrets=secrets)
+
+
+def on_processes(
+    found: Sequence[Unit], folder: str, limits: Limits | None, workers: int, *, secrets: bool = False
+) -> Iterator[Outcome]:
+    """Yields the outcome of every unit as it comes; a killed process costs its unit one try, no more."""
+    tries = dict.fromkeys(found, 0)
+    todo = list(reversed(found))
+    while todo:
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            running: dict[Any, Unit] = {}
+            try:
+                while todo or running:
+                    while todo and len(running) < AHEAD * workers:
+                        unit = todo.pop()
+                        running[pool.submit(_guarded, unit, folder, limits, secrets)] = unit
+                    ready, _ = wait(running, return_when=FIRST_COMPLETED)
+                    for future in ready:
+                        outcome = future.result()
+                        yield running.pop(future), outcome
+            except BrokenProcessPool:
+                # Nobody knows whose process it was: those that ran go on alone, one after the other.
+                for unit in running.values():
+                    tries[unit] += 1
+                yield from _alone(list(running.values()), folder, limits, tries, secrets=secrets)
+
+
+def _alone(
+    found: Sequence[Unit], folder: str, limits: Limits | None, tries: dict[Unit, int], *, secrets: bool
+) -> Iterator[Outcome]:
+    """Each unit in a process of its own, so that the one that kills it is known."""
+    for unit in found:
+        outcome: Summary | str = "its process was killed (out of memory?) twice"
+        while tries[unit] < TRIES + 1:
+            tries[unit] += 1
+            with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+                try:
+                    outcome = pool.submit(_guarded, unit, folder, limits, secrets).result()
+                except BrokenProcessPool:
+                    continue
+                break
+        yield unit, outcome
+
+
+def on_ray(
+    found: Sequence[Unit], folder: str, limits: Limits | None, workers: int, *, secrets: bool = False
+) -> Iterator[Outcome]:
+    """The same on Ray: the cluster of RAY_ADDRESS, else a local one with `workers` cores.
+
+    The folder and the files must be visible under the same paths on every node.
+
+    Raises:
+        UsageError: Ray is not installed.
+    """
+    try:
+        import ray
+    except ImportError as why:
+        hint = "pip install 'moexray[ray]', or --executor processes"
+        raise UsageError("Ray is not installed", hint=hint) from why
+    if not ray.is_initialized():
+        joined = {} if os.environ.get("RAY_ADDRESS") else {"num_cpus": workers}
+        ray.init(logging_level="error", log_to_driver=False, include_dashboard=False, **joined)
+    remote = ray.remote(max_retries=TRIES)(_guarded)
+    todo = list(reversed(found))
+    running: dict[Any, Unit] = {}
+    while todo or running:
+        while todo and len(running) < AHEAD * workers:
+            unit = todo.pop()
+            running[remote.remote(unit, folder, limits, secrets)] = unit
+        ready, _ = ray.wait(list(running))
+        for reference in ready:
+            unit = running.pop(reference)
+            try:
+                outcome = ray.get(reference)
+            except ray.exceptions.RayError as why:
+                outcome = f"its process was lost ({type(why).__name__})"
+            yield unit, outcome
+
+
+def _guarded(unit: Unit, folder: str, limits: Limits | None, secrets: bool) -> Summary | str:
+    """In the worker: what one unit raises is its own failure, not that of the fleet."""
+    try:
+        return summarise(unit, folder, limits, secrets=secrets)
+    except Exception as why:  # noqa: BLE001  # the edge of a worker
+        return f"{type(why).__name__}: {why}"
+
+
+def _files(paths: Sequence[str]) -> list[tuple[str, str]]:
+    from moexray.core.source import walk
+
+    out: list[tuple[str, str]] = []
+    for given in paths:
+        path = Path(given)
+        top = "" if len(paths) == 1 else f"{given.rstrip('/')}/"
+        out += [(top + name if path.is_dir() else given, str(file)) for name, file in walk(path)[0]]
+    return out
+
+
+def _cache(paths: Sequence[str]) -> Path:
+    base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moexray" / "fleet"
+    return base / hashlib.sha256("\0".join(str(Path(p).resolve()) for p in paths).encode()).hexdigest()[:16]
+
+
+@contextmanager
+def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Summary | str], None]]:
+    """A line on a terminal: how many of how many, and the time left at the pace so far."""
+    shown = not quiet and sys.stderr.isatty()
+    begin, count, made = time.monotonic(), 0, 0
+
+    def tell(outcome: Summary | str) -> None:
+        nonlocal count, made
+        count += 1
+        made += not (isinstance(outcome, Summary) and outcome.again)
+        if shown:
+            left = (time.monotonic() - begin) / max(1, made) * (total - count)
+            click.echo(f"\r\x1b[K{count:,} of {total:,} ranks, about {left:.0f} s left", nl=False, err=True)
+
+    yield tell
+    if shown:
+        click.echo("\r\x1b[K", nl=False, err=True)
