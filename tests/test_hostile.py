@@ -61,7 +61,8 @@ def still_used(folder):
 def test_a_missing_path(tmp_path):
     code, document, errors, _ = run(tmp_path / "nothing")
     assert code == 2
-    assert document is None
+    assert document["schema"] == "moexray.error/1"
+    assert "does not exist" in document["error"]["what"]
     assert "does not exist" in errors
     assert "try:" in errors
 

@@ -71,6 +71,13 @@ def test_memory_marks():
     assert [int(memory[k][0]) for k in ("bytes", "allocated_bytes", "reserved_bytes", "device")] == [-512, 1024, 4096, 0]
 
 
+@pytest.mark.parametrize(("kind", "device"), [(0, -1), (1, 0), (6, 0), (12, 0), (None, -1)])
+def test_memory_of_other_kinds_of_device(kind, device):
+    """CPU 0, CUDA 1, HIP 6, XPU 12 (c10/core/DeviceType.h); without a kind it cannot be told."""
+    text = sample().text().replace('"Device Type": 1', f'"Device Type": {json.dumps(kind)}')
+    assert batch(read(text)[0], "trace_memory").columns["device"].tolist() == [device]
+
+
 def test_slices_are_in_order_of_time():
     trace = Trace()
     trace.kernel(500, 10).kernel(100, 10)

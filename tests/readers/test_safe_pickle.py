@@ -100,7 +100,6 @@ def test_every_way_to_a_name_is_refused(data):
         b"Sabc\n.",
         b"Ixyz\n.",
         b".",
-        b"\x80\x04\x8b\x00\x01\x00\x00" + b"\x01" * 256 + b".",  # an integer of 256 bytes
         b"\x80\x04}(((((NttttttNu.",
         b"\x80\x04\x8f(]\x90.",  # a list as a member
     ],

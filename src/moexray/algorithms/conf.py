@@ -15,15 +15,24 @@ from moexray.algorithms.blocks import Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from typing import Any
 
-__all__ = ["parse", "text"]
+__all__ = ["VARIABLES", "parse", "recorded", "text"]
 
 MIB = 1 << 20
 UNLIMITED = 1 << 62  # bytes; PyTorch's "unlimited" is the largest size, give or take rounding to MiB
+# Where the settings stand, in a launch line and in a snapshot; the first one set wins.
+VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 INTERVALS = 16  # of roundup_power2_divisions: 1 MiB, 2 MiB, ... 32 GiB and above
 LEAST_LARGE_SEGMENT = 10  # MiB; a large segment must be larger
 MOST_REGISTER_THREADS = 128
 SPACE = str.maketrans("", "", " \t\n\r\v\f")
+
+
+def recorded(settings: Any) -> str:
+    """The configuration string in the settings of a snapshot; "" where there is none."""
+    words = [settings.get(name) for name in VARIABLES] if isinstance(settings, dict) else []
+    return next((word for word in words if isinstance(word, str) and word), "")
 
 
 def parse(

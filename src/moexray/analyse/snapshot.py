@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moexray.algorithms import conf
 from moexray.core.pattern import lazy
 from moexray.core.tables.snapshot import ACTIONS, STATES
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Columns", "Figures", "Pool", "Shot", "faults", "figures", "free_sizes", "is_action", "pools",
-    "segment_state", "servability", "shots",
+    "segment_lists_blocks", "segment_state", "servability", "shots",
 ]  # fmt: skip
 
 Columns = dict[str, "NDArray[Any]"]
@@ -167,8 +168,7 @@ def _shot(info: Row, tables: Mapping[str, Any]) -> Shot:
 
 def _large_page(settings: Any) -> int:
     """The page of expandable segments in the large pool: the setting where it is recorded."""
-    words = settings.get("PYTORCH_CUDA_ALLOC_CONF") if isinstance(settings, dict) else None
-    found = LARGE_SEGMENT.search(words) if isinstance(words, str) else None
+    found = LARGE_SEGMENT.search(conf.recorded(settings))
     return max(1, int(found[1])) << 20 if found else LARGE_PAGE
 
 
@@ -217,6 +217,12 @@ def segment_state(segments: Columns, blocks: Columns, large_page: int = LARGE_PA
     }
 
 
+def segment_lists_blocks(segments: Columns, blocks: Columns) -> NDArray[np.bool_]:
+    """Per segment: whether the file says what is in it (one of no bytes has nothing to say)."""
+    total = segments["total_bytes"]
+    return np.asarray((np.bincount(blocks["segment"], minlength=len(total)) > 0) | (total == 0))
+
+
 def faults(segments: Columns, blocks: Columns) -> tuple[list[tuple[str, str]], NDArray[np.bool_]]:
     """Contradictions of segments and blocks.
 
@@ -231,11 +237,14 @@ def faults(segments: Columns, blocks: Columns) -> tuple[list[tuple[str, str]], N
         bad[index] = True
         found.append((f"segment at {int(start[index])}", what))
 
-    for i in np.flatnonzero(segments["blocks_total"] != total).tolist():
+    listed = segment_lists_blocks(segments, blocks)
+    for i in np.flatnonzero(~listed).tolist():
+        note(i, "it lists no blocks, only its size is known")
+    for i in np.flatnonzero((segments["blocks_total"] != total) & listed).tolist():
         note(i, f"its blocks add up to {segments['blocks_total'][i]} B, its size is {total[i]} B")
     active = segments["active_bytes"]
     wrong = (active != segments["live"]) & (active >= 0) & (np.abs(active - segments["requested"]) > SLACK)
-    for i in np.flatnonzero(wrong & ~_only_pending(segments, blocks)).tolist():
+    for i in np.flatnonzero(wrong & listed & ~_only_pending(segments, blocks)).tolist():
         note(i, f"active_size is {active[i]} B, its live blocks add up to {segments['live'][i]} B")
     negative = np.zeros(len(total), dtype=bool)
     odd = (blocks["size_bytes"] < 0) | (blocks["state"] == UNKNOWN_STATE)

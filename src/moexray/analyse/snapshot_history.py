@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moexray.analyse.snapshot import INACTIVE, Columns, Shot, is_action
+from moexray.analyse.snapshot import INACTIVE, Columns, Shot, is_action, segment_lists_blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -51,7 +51,8 @@ class History:
     Args:
         kind: absent (the file has no place for it), never (no events), state (one entry, "state" mode),
             wrapped, late (recording began after blocks existed), unknown (no flag tells which, or
-            an old format that cannot tell), broken_off, contradiction, complete.
+            an old format that cannot tell), broken_off, contradiction, complete, endless (the file lists no
+            segments, or some without blocks: there is no end state to walk back from).
         proven: False where only the missing flag of an old format is the reason.
         live_without_alloc: Live blocks whose allocation is not among the events.
         frees_without_alloc: Frees of blocks whose allocation is not among the events.
@@ -74,8 +75,8 @@ def killers(events: Columns) -> NDArray[np.bool_]:
 
 
 def timeline(shot: Shot) -> Timeline | None:
-    """Rebuilds the timeline backwards from the final segments; None without events."""
-    if shot.events is None:
+    """Rebuilds the timeline backwards from the final segments; None without events or end state."""
+    if shot.events is None or not _has_end(shot):
         return None
     events = shot.events
     size = events["size_bytes"]
@@ -86,6 +87,12 @@ def timeline(shot: Shot) -> Timeline | None:
     ends = (int(shot.segments["requested"].sum()), int(shot.segments["total_bytes"].sum()))
     lines = [_backwards(delta, end) for delta, end in zip((active, reserved), ends, strict=True)]
     return Timeline(lines[0], lines[1], events.get("time_ns"))
+
+
+def _has_end(shot: Shot) -> bool:
+    """Whether the file says what its history ends in: all segments, each with its blocks."""
+    lists = segment_lists_blocks(shot.segments, shot.blocks)
+    return shot.info["segments"] is not None and bool(lists.all())
 
 
 def _backwards(delta: NDArray[np.int64], end: int) -> NDArray[np.int64]:
@@ -140,6 +147,8 @@ def history(shot: Shot) -> History:
     if shot.events is None:
         return History("never")
     events, count = shot.events, len(shot.events["action"])
+    if not _has_end(shot):
+        return History("endless", events=count)
     births, ends = is_action(events, "alloc"), killers(events)
     grown, gone = is_action(events, "segment_alloc"), is_action(events, "segment_free")
     full = info["overflowed"] or (info["max_entries"] is not None and count >= info["max_entries"] > 0)

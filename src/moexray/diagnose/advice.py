@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from moexray.algorithms.conf import VARIABLES
 from moexray.core.finding import Evidence, Finding, pairs
 from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Launch", "expandable_check", "expandable_segments", "launches"]
 
-CONF = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")  # the first one set wins
 EXPANDABLE = lazy(r"expandable_segments\s*:\s*true\b", re.IGNORECASE)
 ON = lazy(r"true|1|yes|on", re.IGNORECASE)
 ID = "advice.expandable_segments_unsafe"
@@ -48,7 +48,7 @@ class Launch:
     @property
     def expandable(self) -> bool | None:
         """Whether expandable segments are on; None if no allocator setting was seen."""
-        value = next((self.settings[c] for c in CONF if c in self.settings), None)
+        value = next((self.settings[c] for c in VARIABLES if c in self.settings), None)
         return None if value is None else bool(EXPANDABLE.search(value))
 
     @property
@@ -157,7 +157,7 @@ def expandable_segments(run: Run, _limits: Limits) -> list[Finding]:
 
 
 def _unsafe(launch: Launch) -> Finding:
-    env = next(c for c in CONF if c in launch.settings)
+    env = next(c for c in VARIABLES if c in launch.settings)
     clash = " and ".join(launch.clashes) or "custom all-reduce or another user of legacy CUDA IPC"
     text = f"The allocator uses expandable segments together with {clash}; these do not work together."
     if launch.failed:
@@ -198,7 +198,8 @@ def _cannot_tell(launch: Launch) -> Finding:
 def _lines(launch: Launch) -> tuple[Evidence, ...]:
     shown: dict[tuple[str, str], Evidence] = {}
     for row in launch.rows:
-        if row["key"] in (*CONF, "tensor_parallel_size", "enable_sleep_mode", "disable_custom_all_reduce"):
+        others = ("tensor_parallel_size", "enable_sleep_mode", "disable_custom_all_reduce")
+        if row["key"] in VARIABLES + others:
             shown.setdefault(
                 (row["source"], row["where"]), Evidence(row["source"], row["where"], row["text"])
             )

@@ -20,7 +20,7 @@ __all__ = ["add_trace", "fill", "input_problems"]
 HOUR_US = 3.6e9
 LATEST_US = 9e15  # the year 2255; integers of ns end there
 EPOCH_US = 1e15  # times above this are microseconds of the epoch (2001 and later)
-CUDA = 1  # "Device Type" of CUDA memory
+HOST = 0  # "Device Type" of host memory; CUDA is 1, HIP 6, XPU 12 (c10/core/DeviceType.h)
 SLICE_KEYS = ("category", "name", "lane", "device", "stream", "correlation", "bytes")
 
 
@@ -145,7 +145,7 @@ def _memory(columns: Columns, base: int) -> dict[str, NDArray[Any]]:
     out: dict[str, NDArray[Any]] = {"ts_ns": _ns(ts[good], base)}
     for key in ("lane", "device", "address", "bytes", "allocated_bytes", "reserved_bytes"):
         out[key] = _joined(parts, key, np.int64)[good]
-    out["device"] = np.where(kind[good] == CUDA, out["device"], -1)
+    out["device"] = np.where(kind[good] > HOST, out["device"], -1)
     return out
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError, ReadError
 from moexray.readers.safe_pickle_machine import Damaged, Machine, Truncated
+from moexray.readers.safe_pickle_names import known_name
 from moexray.readers.safe_pickle_opcodes import interpret
 
 if TYPE_CHECKING:
@@ -70,8 +71,12 @@ def loads_at(
         ) from None
 
 
-def salvage(data: bytes) -> tuple[Any, int | None]:
+def salvage(data: bytes, machine: Machine | None = None) -> tuple[Any, int | None]:
     """The object of a pickle, as far as it goes.
+
+    Args:
+        data: The pickle.
+        machine: What interprets it where it is not plain; one that refuses every name by default.
 
     Returns:
         (object, offset): offset is None if it is whole, else where it breaks off; the containers
@@ -84,7 +89,7 @@ def salvage(data: bytes) -> tuple[Any, int | None]:
 
     if (whole := plain(data)) is not NOT_PLAIN:
         return whole, None
-    machine = Machine(data)
+    machine = machine or Machine(data)
     try:
         return _guarded(machine), None
     except Truncated:
@@ -95,14 +100,18 @@ def load(source: Source, out: Reading) -> Any:
     """The object of a pickle file; a file that breaks off gives what was whole, with a problem noted.
 
     Raises:
-        UnsafeError: an opcode names a global.
+        UnsafeError: an opcode names anything but containers and numbers.
         LimitError: it is too long, or unfolds past the budget.
         ReadError: it is damaged, or nothing of it was whole.
     """
     data = source.data()
     if len(data) > MAX_PLAIN_BYTES:
         raise LimitError(f"the pickle passes {MAX_PLAIN_BYTES >> 20} MiB", hint="give a shorter capture")
-    document, offset = salvage(data)
+    machine = Machine(data, find_global=known_name)
+    document, offset = salvage(data, machine)
+    if machine.too_wide:
+        text = f"{machine.too_wide} integers are wider than any address or size; they count as unknown"
+        out.problem("input.dirty_table", text, lost=None, values={"integers": machine.too_wide})
     if offset is not None:
         text = f"the pickle breaks off at byte {offset}; the whole records before it were used"
         out.problem("input.truncated", text, where=f"offset {offset}", lost=None, values={"offset": offset})

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["BUDGET_BYTES", "Damaged", "Machine", "Truncated", "check_key"]
 
 BUDGET_BYTES = 640 << 20  # objects that one pickle may make
-MAX_INT_BYTES = 64  # the widest integers in artefacts are 64-bit; wider ones only cost time
+MAX_INT_BYTES = 64  # the widest integers in artefacts are 64-bit; wider ones only cost time: unknown
+MAX_DIGITS = 80
 MAX_KEY_DEPTH = 3  # tuples as keys: hashing a deep one recurses in C
 KEY_BITS = 60  # integer keys beyond can be made to collide
 
@@ -55,6 +56,7 @@ class Machine:
         self.marks: list[list[Any]] = []
         self.memo: dict[int, Any] = {}
         self.room = BUDGET_BYTES
+        self.too_wide = 0  # integers that no measure has; they count as unknown
         self.find_global, self.persistent = find_global, persistent
 
     # ---- reading
@@ -106,11 +108,17 @@ class Machine:
         self.stack.append(piece)
 
     def long(self, count: int) -> None:
-        """Pushes a signed integer of `count` bytes."""
-        if count > MAX_INT_BYTES:
-            raise Damaged(f"an integer of {count} bytes")
-        self.stack.append(int.from_bytes(self.take(count), "little", signed=True))
+        """Pushes a signed integer of `count` bytes; None for one that is too wide."""
+        piece = self.take(count)
         self.pay(36)
+        self.too_wide += count > MAX_INT_BYTES
+        small = count <= MAX_INT_BYTES
+        self.stack.append(int.from_bytes(piece, "little", signed=True) if small else None)
+
+    def digits(self, line: bytes) -> None:
+        """Pushes an integer written in digits; None for one that is too wide."""
+        self.too_wide += len(line) > MAX_DIGITS
+        self.fresh(int(line) if len(line) <= MAX_DIGITS else None)
 
     def fresh(self, value: Any) -> None:
         """Pushes a new small object."""

@@ -97,7 +97,10 @@ def _frequent(m: Machine) -> None:  # one branch an opcode
 
 def _integer(m: Machine) -> None:
     line = m.line()
-    m.fresh({b"00": False, b"01": True}.get(line) if line in (b"00", b"01") else int(line[:80]))
+    if line in (b"00", b"01"):
+        m.fresh(line == b"01")
+    else:
+        m.digits(line)
 
 
 def _quoted(m: Machine) -> None:
@@ -244,7 +247,7 @@ _STEPS: dict[bytes, Callable[[Machine], None]] = {
     b"J": lambda m: m.stack.append(int.from_bytes(m.take(4), "little", signed=True)),
     b"K": lambda m: m.stack.append(m.take(1)[0]),
     b"M": lambda m: m.stack.append(m.number(2)),
-    b"L": lambda m: m.fresh(int(m.line()[:80].rstrip(b"L"))),
+    b"L": lambda m: m.digits(m.line().rstrip(b"L")),
     b"\x8a": lambda m: m.long(m.number(1)),
     b"\x8b": lambda m: m.long(m.number(4)),
     b"F": lambda m: m.fresh(float(m.line()[:80])),

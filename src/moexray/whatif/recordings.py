@@ -130,7 +130,7 @@ def _recording(run: Run, row: Mapping[str, Any], most: int) -> tuple[Recording |
     if Action.FREE_REQUESTED in kinds and Action.FREE_COMPLETED not in kinds:
         return None, "its history was recorded without free_completed entries"
     written = row["settings"] or {}
-    text = str(written.get("PYTORCH_CUDA_ALLOC_CONF") or written.get("PYTORCH_ALLOC_CONF") or "")
+    text = conf.recorded(written)
     try:
         settings, notes = conf.parse(text, strict=False)
         settings = _as_written(settings, written)

@@ -67,7 +67,7 @@ TRACE_MEMORY = Table(
     (
         Column("ts_ns", "int", "ns", "Time on the clock of the trace batch of the same file."),
         Column("lane", "int", "", "Index into attrs['lanes'] of the trace batch."),
-        Column("device", "int", "", "CUDA device; -1 is host memory."),
+        Column("device", "int", "", "Device index, CUDA or HIP; -1 is host memory."),
         Column("address", "int", "", "Address of the block."),
         Column("bytes", "int", "bytes", "Size; negative for a free."),
         Column("allocated_bytes", "int", "bytes", "Allocated on the device after the event; -1 unknown."),

@@ -27,6 +27,7 @@ WORDS = {
     "unknown": "the history does not reach back to the start; whether it wrapped or began late is unknown,"
     " as the file has no overflow flag",
     "unproven": "unknown whether the history is whole: an old format without an overflow flag",
+    "endless": "the file lists no segments or no blocks, so the state that the history ends in is unknown",
     "contradiction": "events are missing in the middle: walked backwards, the bytes in use fall below zero",
 }
 
@@ -63,7 +64,8 @@ def _incomplete(found: list[tuple[Shot, History]], card: int) -> Finding:
     claim += "" if many or first.line is None else f"; {_gaps(first)}"
     if _too_high(first, card):
         claim += f". The rebuilt peak passes the card's {size(card)}, so it is wrong"
-    claim += f". The end state is valid all the same: {_end_state(shot)}."
+    claim += "" if first.kind == "endless" else f". The end state is valid all the same: {_end_state(shot)}"
+    claim += "."
     return Finding(
         id="snapshot.history_incomplete",
         severity=severity,

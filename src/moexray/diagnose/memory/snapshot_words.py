@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from moexray.algorithms import conf
 from moexray.core.finding import Subject
 
 if TYPE_CHECKING:
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 __all__ = ["by_subject", "clash_of_expandable", "expandable_is_on", "place", "subject"]
 
-CONF_KEYS = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 OFF = ("", "0", "false", "no", "none")
 
 
@@ -41,8 +41,8 @@ def expandable_is_on(run: Run, shot: Shot) -> bool:
     settings = shot.info["settings"] or {}
     if settings.get("expandable_segments") is True or bool(shot.segments["is_expandable"].any()):
         return True
-    words = [str(settings.get(CONF_KEYS[0], ""))]
-    words += [str(row["value"]) for row in run.rows("launch") if row["key"] in CONF_KEYS]
+    words = [conf.recorded(settings)]
+    words += [str(row["value"]) for row in run.rows("launch") if row["key"] in conf.VARIABLES]
     return any("expandable_segments:true" in word.replace(" ", "").lower() for word in words)
 
 

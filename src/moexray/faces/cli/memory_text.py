@@ -28,6 +28,7 @@ PAST = {
     "late": "a history that began midway",
     "unknown": "a history that may have begun midway",
     "broken_off": "a history that breaks off",
+    "endless": "a history without the state that it ends in",
     "contradiction": "a history that contradicts itself",
     "complete": "the whole history",
 }

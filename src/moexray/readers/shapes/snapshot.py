@@ -45,16 +45,19 @@ class _Columns:
 
 
 def is_snapshot(document: Any) -> bool:
-    """A dict with a list of segments, or a list of segments; an empty list is none."""
-    segments = document.get("segments") if isinstance(document, dict) else document
+    """A dict with a list of segments or with a history, or a list of segments; an empty list is none."""
+    segments = document.get("segments", []) if isinstance(document, dict) else document
     if not isinstance(segments, list):
         return False
     if not segments:
         return isinstance(document, dict) and isinstance(document.get("device_traces"), list)
-    return any(  # a damaged one among them costs itself only
-        isinstance(s, dict) and "total_size" in s and isinstance(s.get("blocks"), list)
-        for s in segments[:LOOKED_AT]
-    )
+    # a damaged one among them costs itself only
+    return any(isinstance(s, dict) and "total_size" in s and _has_shape(s) for s in segments[:LOOKED_AT])
+
+
+def _has_shape(segment: dict[str, Any]) -> bool:
+    """Blocks, or at least the keys that only a segment has."""
+    return isinstance(segment.get("blocks"), list) or ("address" in segment and "segment_type" in segment)
 
 
 def shape(document: Any, source: Source, out: Reading) -> bool:
@@ -81,10 +84,13 @@ def _fill(top: dict[str, Any], source: Source, out: Reading) -> None:
         traces = [t if isinstance(t, (list, TapeTrace)) else [] for t in traces]
     else:
         traces = None
-    _check_size(top["segments"], traces or [])
+    found = top.get("segments", [])
+    _check_size(found, traces or [])
     stacks, pools, columns = Stacks(), Pools(), _Columns()
-    for index, segment in enumerate(top["segments"]):
+    for index, segment in enumerate(found):
         _segment(segment, index, columns, stacks, pools)
+    if "segments" not in top:
+        out.notes.append("it holds no segments: its history was read, the end state is unknown")
     rank = _rank(top, source)
     attrs: dict[str, Any] = {"source": source.path, "file": _digest(source), "rank": rank}
     marks = marked_ranges(top.get("external_annotations"))
@@ -118,7 +124,8 @@ def _check_size(segments: list[Any], traces: list[Any]) -> None:
 
 
 def _segment(segment: Any, index: int, columns: _Columns, stacks: Stacks, pools: Pools) -> None:
-    if not isinstance(segment, dict) or not isinstance(segment.get("blocks"), list):
+    blocks = segment.get("blocks", []) if isinstance(segment, dict) else None
+    if not isinstance(blocks, list):
         columns.fault(0, f"segment {index}", "is no segment")
         return
     device, address, total = (whole(segment.get(k)) for k in DEVICE_KEYS[:3])
@@ -128,7 +135,7 @@ def _segment(segment: Any, index: int, columns: _Columns, stacks: Stacks, pools:
         return
     row = len(columns.segments)
     here = address or 0
-    sound = _blocks(segment["blocks"], (row, index, device, here), columns, stacks)
+    sound = _blocks(blocks, (row, index, device, here), columns, stacks)
     active = whole(segment.get("active_size"))
     columns.segments.append(
         (
@@ -214,7 +221,7 @@ def _devices(
             rank=attrs["rank"],
             device=device,
             version=_version(top, traces),
-            segments=held.get(device, 0),
+            segments=held.get(device, 0) if "segments" in top else None,
             events=None if traces is None else len(trace),
             overflowed=_per_device(top.get("trace_alloc_overflowed"), device, bool),
             max_entries=_per_device(top.get("trace_alloc_max_entries"), device, int),
@@ -245,7 +252,7 @@ def _version(top: dict[str, Any], traces: list[Any] | None) -> str | None:
     """The release that the keys point to; boundaries within one release are estimates."""
     heads = (event for trace in traces or [] for event in trace[:1])
     event: dict[str, Any] = next((e for e in heads if isinstance(e, dict)), {})
-    first: dict[str, Any] = next((s for s in top["segments"] if isinstance(s, dict)), {})
+    first: dict[str, Any] = next((s for s in top.get("segments", []) if isinstance(s, dict)), {})
     if "pool_id" in event:
         return "2.12+"
     if "user_metadata" in event or "compile_context" in event:

@@ -44,7 +44,7 @@ def top_of(tape: Tape) -> dict[str, Any] | None:
         return None
     pairs = tape.pairs(tape.root)
     traces = pairs.pop("device_traces", None)
-    if traces is None or tape.kind(traces) != "list" or "segments" not in pairs:
+    if traces is None or tape.kind(traces) != "list":
         return None
     top = {key: tape.build(value) for key, value in pairs.items()}
     lists = [v for v in tape.items(traces).tolist() if tape.kind(v) == "list"]
