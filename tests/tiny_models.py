@@ -49,21 +49,33 @@ MODELS = {
     "phimoe": ("Phimoe", {"num_local_experts": 8, "num_experts_per_tok": 2}),
     "afmoe": ("Afmoe", {**MOE, "num_experts": 8, "num_dense_layers": 0, "head_dim": 8,
                         "layer_types": ["full_attention"] * 2}),
+    "ernie": ("Ernie4_5_Moe", {"moe_intermediate_size": 16, "moe_num_experts": 8, "moe_k": 2,
+                               "moe_num_shared_experts": 1, "moe_layer_start_index": 0, "moe_layer_interval": 1}),
+    "minimax_m2": ("MiniMaxM2", {"num_local_experts": 8, "num_experts_per_tok": 2, "head_dim": 8, "rotary_dim": 8}),
+    "lfm2_moe": ("Lfm2Moe", {**MOE, "num_experts": 8, "num_dense_layers": 0, "use_expert_bias": True,
+                             "layer_types": ["full_attention"] * 2}),
+    "gemma4": ("Gemma4", {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 16,
+                          "head_dim": 8, "global_head_dim": 8, "layer_types": ["full_attention"] * 2,
+                          "hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}),
+    "deepseek_v4": ("DeepseekV4", {**MOE, "n_routed_experts": 8, "n_shared_experts": 1, "head_dim": 16, "q_lora_rank": 16,
+                                   "o_lora_rank": 8, "o_groups": 2, "num_key_value_heads": 1, "hc_mult": 2,
+                                   "mlp_layer_types": ["hash_moe", "moe"], "layer_types": ["sliding_attention"] * 2}),
 }  # fmt: skip
-WITH_RULE = [name for name in MODELS if name not in ("llama4", "jetmoe", "phimoe", "afmoe")]
+WITHOUT_RULE = ("phimoe", "deepseek_v4")
+WITH_RULE = [name for name in MODELS if name not in WITHOUT_RULE]
 
 
 def tiny(name, *, dtype=torch.float32, **changes):
     """A random model in eval mode; the bias of the choice is filled too, so that it matters."""
     prefix, config = MODELS[name]
-    kind = "Llama4Text" if prefix == "Llama4" else prefix
+    kind = f"{prefix}Text" if prefix in ("Llama4", "Gemma4") else prefix
     config = getattr(transformers, f"{kind}Config")(**{**SMALL, **config, **changes})
     generator = torch.Generator().manual_seed(1)
     model = getattr(transformers, f"{prefix}ForCausalLM")(config)
     with torch.no_grad():
         for key, value in [*model.named_parameters(), *model.named_buffers()]:
             if value.dtype.is_floating_point and "inv_freq" not in key and "norm" not in key:
-                value.copy_(torch.randn(value.shape, generator=generator) / math.sqrt(max(value.shape[-1], 1)))
+                value.copy_(torch.randn(value.shape, generator=generator) / math.sqrt(value.shape[-1] if value.ndim else 1))
     return model.to(dtype).eval()
 
 

@@ -1,6 +1,7 @@
 """Policies over the routers of real model classes: bitwise the original when plain, off, failed or detached."""
 
 import threading
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -11,9 +12,18 @@ pytest.importorskip("transformers")
 from moexray.algorithms import routers  # noqa: E402
 from moexray.core.errors import UsageError  # noqa: E402
 from moexray.runtime import guard as guards  # noqa: E402
+from moexray.runtime.engines import routers as read_routers  # noqa: E402
 from moexray.runtime.guard import switch  # noqa: E402
 from moexray.runtime.router import attach  # noqa: E402
 from tiny_models import WITH_RULE, tiny, tokens  # noqa: E402
+
+
+class Forced(NamedTuple):
+    """As torch.topk answers."""
+
+    values: object
+    indices: object
+
 
 STRONG = "salted:salt=1e5"  # noise of one logit: many choices change
 POLICIES = (STRONG, "salted:ties_only=true", "temperature:value=3", "soft-mask:cap=0.5", "bias:rate=0.5",
@@ -34,33 +44,38 @@ def run(model, batch=None):
 
 
 def seen(model, policy):
-    """What the first router returned under a policy: (logits, weights, ids) before and after, its module."""
-    rows = {}
-    module = next(m for m in model.modules() if type(m).__name__.endswith(("Router", "MoEV1Gate")))
-    first = module.register_forward_hook(lambda m, args, out: rows.update(before=out, hidden=args[0].clone()))
+    """What the first router returned under a policy: (logits, weights, ids) before and after, and its arguments."""
+    rows, router = {}, read_routers(model)[0]
+    module = router.module
+    first = module.register_forward_hook(
+        lambda m, args, out: rows.update(before=(router.read(out), [a.clone() for a in args]))
+    )
     with attach(model, policy) as handle:
         assert handle.reason == ""
-        last = module.register_forward_hook(lambda m, args, out: rows.update(after=out))
+        last = module.register_forward_hook(lambda m, args, out: rows.update(after=router.read(out)))
         run(model)
         assert handle.guard.figures().fallbacks == 0, handle.guard.figures().error
         first.remove()
         last.remove()
-        return rows["before"], rows["after"], rows["hidden"], module, handle.effects()[0]
+        effect = next(e for e in handle.effects() if e.path == router.path)
+        return rows["before"][0], rows["after"], rows["before"][1], router, effect
 
 
-def forced(monkeypatch, module, hidden, ids):
+def forced(monkeypatch, router, args, ids):
     """The module's own code, with top-k over experts made to choose these ids: its rule for weights."""
     plain = torch.topk
 
     def topk(values, k, dim=-1, **options):
-        if values.shape[-1] == module.num_experts and k == module.top_k:
-            return values.gather(-1, ids), ids
+        if values.shape[-1] == router.experts and k == router.k:
+            return Forced(values.gather(-1, ids), ids)
         return plain(values, k, dim=dim, **options)
 
-    with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(torch, "topk", topk)
-        patch.setattr(torch.Tensor, "topk", topk)
-        return module.forward(hidden)
+    with torch.inference_mode():
+        with monkeypatch.context() as patch:
+            patch.setattr(torch, "topk", topk)
+            patch.setattr(torch.Tensor, "topk", topk)
+            out = router.module.forward(*args)
+        return router.read(out)
 
 
 @pytest.mark.parametrize("name", WITH_RULE)
@@ -82,9 +97,9 @@ def test_plain_and_detached_are_bitwise_the_original(name):
 
 @pytest.mark.parametrize("name", WITH_RULE)
 def test_weights_are_those_of_the_models_own_rule(monkeypatch, name):
-    _, after, hidden, module, effect = seen(tiny(name), STRONG)
+    _, after, args, router, effect = seen(tiny(name), STRONG)
     assert effect.flips > 0
-    _, weights, ids = forced(monkeypatch, module, hidden, after[2])
+    _, weights, ids = forced(monkeypatch, router, args, after[2])
     assert torch.equal(ids, after[2])
     assert torch.equal(weights, after[1])
 
@@ -92,13 +107,13 @@ def test_weights_are_those_of_the_models_own_rule(monkeypatch, name):
 @pytest.mark.parametrize("name", ["deepseek_v2", "deepseek_v3", "glm4_moe"])
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_policy_acts_inside_the_groups_that_the_model_allows(name, policy):
-    before, after, _, module, _ = seen(tiny(name), policy)
+    before, after, _, router, _ = seen(tiny(name), policy)
     logits, ids, paid = before[0], after[2].numpy(), after[1].numpy() > 0
     assert paid.any()
     if policy.startswith("soft-mask"):  # marks of cut scores tie: which groups is open, how many is not
         assert all(len(set(row // 4)) <= 2 for row in ids)
         return
-    scores = logits if name == "deepseek_v2" else logits.sigmoid() + module.e_score_correction_bias
+    scores = logits if name == "deepseek_v2" else logits.sigmoid() + router.module.e_score_correction_bias
     open_ = routers.grouped(scores.numpy(), 4, 4, 2, best=1 if name == "deepseek_v2" else 2)
     assert np.isfinite(np.take_along_axis(open_, ids, axis=1))[paid].all()
 
@@ -119,10 +134,10 @@ def test_the_choice_is_that_of_numpy_on_the_models_logits(policy):
 
 
 def test_a_dropped_choice_has_no_weight_and_the_others_are_not_raised(monkeypatch):
-    _, after, hidden, module, effect = seen(tiny("mixtral"), "capacity:factor=0.5")
+    _, after, args, router, effect = seen(tiny("mixtral"), "capacity:factor=0.5")
     lost = after[1] == 0
     assert int(lost.sum()) == effect.lost > 0
-    _, weights, _ = forced(monkeypatch, module, hidden, after[2])
+    _, weights, _ = forced(monkeypatch, router, args, after[2])
     assert torch.equal(after[1], weights.masked_fill(lost, 0.0))
 
 

@@ -74,7 +74,9 @@ class ExpertCounter:
                 torch.full((1,), -1, dtype=torch.int64, device=device) for _ in range(3)
             )
             self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=self._ring.is_cuda)
-        self._read = -1  # last step that `read` gave
+            self._host_step = torch.zeros(1, dtype=torch.int64, pin_memory=self._ring.is_cuda)
+        self._event = torch.cuda.Event() if self._ring.is_cuda else None
+        self._read = -1  # last step that was given
 
     def begin(self) -> None:
         """Starts the next step: clears its row. Before the first `add` of a forward, inside the graph."""
@@ -111,10 +113,27 @@ class ExpertCounter:
 
         Call it on the stream of the replay, between steps: a step that has begun counts as done.
         """
+        self.start()
+        return self.finish()
+
+    def start(self) -> None:
+        """Has the ring copied out after what the stream is doing; as `read`, but does not wait."""
+        self._host.copy_(self._ring, non_blocking=True)
+        self._host_step.copy_(self._step, non_blocking=True)
+        if self._event is not None:
+            self._event.record()
+
+    def is_ready(self) -> bool:
+        """Whether `finish` would not wait."""
+        return self._event is None or bool(self._event.query())
+
+    def finish(self) -> Counts:
+        """What `start` had copied."""
         import torch
 
-        self._host.copy_(self._ring)
-        last = int(self._step.item())
+        if self._event is not None:
+            self._event.synchronize()
+        last = int(self._host_step.item())
         first = max(self._read + 1, last + 1 - self.steps)
         rows = self._host[torch.arange(first, last + 1) % self.steps]
         self._read = last

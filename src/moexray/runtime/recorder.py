@@ -73,6 +73,7 @@ RECORD = np.dtype(
     }
 )  # fmt: skip
 _HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
+_MOST = (1 << 32) - 1
 _numbers = count()
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
@@ -248,24 +249,37 @@ class Ring:
             stream: Device stream, 0 the default one.
             graph: Id of the device graph, 0 none.
         """
-        layout, pairs = self.layout, 0
-        counts = self._zeros
-        if ids is not None:
+        if ids is None:
+            self._put((step, t0_ns, t1_ns, stream, graph), site, rows, 0, self._zeros, None)
+        else:
             ids = ids.reshape(-1)
-            pairs, counts = ids.size, _counts(ids, layout.experts)
+            counts = _counts(ids, self.layout.experts)
+            self._put((step, t0_ns, t1_ns, stream, graph), site, rows, ids.size, counts, ids)
+
+    def write_counts(
+        self, site: int, step: int, t0_ns: int, t1_ns: int, rows: int,
+        counts: np.ndarray[Any, Any], stream: int = 0, graph: int = 0,
+    ) -> None:  # fmt: skip
+        """As `write`, where the pairs per expert were counted elsewhere (uint64 [experts])."""
+        self._put((step, t0_ns, t1_ns, stream, graph), site, rows, int(counts.sum()), counts, None)
+
+    def _put(
+        self, when: tuple[int, ...], site: int, rows: int, pairs: int, counts: np.ndarray[Any, Any],
+        ids: np.ndarray[Any, Any] | None,
+    ) -> None:  # fmt: skip
         with self._lock:
             number = self._n
-            at = number % layout.slots
+            at = number % self.layout.slots
+            place = self._first + at * self._size
             _PACK.pack_into(
-                self._memory, self._first + at * self._size,
-                number, step, t0_ns, t1_ns, stream, graph, self._layers[site], site, ROUTER, rows, pairs,
-            )  # fmt: skip
+                self._memory, place, number, *when, self._layers[site], site, ROUTER, rows, min(pairs, _MOST)
+            )
             self._counts[at] = counts
             total = self._totals[site]
             total += counts
             self._tokens[site] += rows
-            if layout.ids and ids is not None:
-                self._ids[at, : min(pairs, layout.ids)] = ids[: layout.ids]
+            if ids is not None and (keep := self.layout.ids):
+                self._ids[at, : min(pairs, keep)] = ids[:keep]
             self._live[_HEAD] = self._n = number + 1
 
     def step(self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, *, own_ns: int = 0) -> None:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["ENGINES", "Router", "routers"]
+__all__ = ["ENGINES", "Router", "engine_of", "routers"]
 
 # package that a model's class comes from -> its adapter, with a function `routers(model)`
 ENGINES = {
@@ -26,6 +26,7 @@ class Router(Protocol):
 
     Attributes:
         module: torch module whose forward is the router.
+        block: torch module around it: the MoE layer.
         path: Of the module in the model.
         layer: Number in that path: dense layers count; None where the path has none.
         k: Experts per token.
@@ -33,6 +34,7 @@ class Router(Protocol):
     """
 
     module: Any
+    block: Any
     path: str
     layer: int | None
     k: int
@@ -58,19 +60,32 @@ class Router(Protocol):
         """The router's output with these weights and ids."""
 
 
-def routers(model: Any) -> Sequence[Router]:
-    """The routers of a model, in order; each has been compared with the rule its adapter states.
+def routers(model: Any, *, to_write: bool = True) -> Sequence[Router]:
+    """The routers of a model, in the order of its modules.
+
+    Args:
+        model: A torch module of a known engine.
+        to_write: `scores`, `weights` and `write` are wanted, too: each router is compared with the rule that
+            its adapter states. Else only `read` is.
 
     Raises:
         UsageError: an unknown engine, version or router: nothing may be changed; the message says which.
     """
+    name = engine_of(model)
+    if not name:
+        raise UsageError(
+            f"{type(model).__name__} holds no module of an engine that moexray knows",
+            hint=f"known engines: {', '.join(ENGINES)}",
+        )
+    found: Sequence[Router] = importlib.import_module(ENGINES[name]).routers(model, to_write=to_write)
+    return found
+
+
+def engine_of(model: Any) -> str:
+    """The package that a model's class comes from, a key of ENGINES; empty if none."""
     for module in model.modules():
         for kind in type(module).__mro__:
             package = kind.__module__.partition(".")[0]
             if package in ENGINES:
-                found: Sequence[Router] = importlib.import_module(ENGINES[package]).routers(model)
-                return found
-    raise UsageError(
-        f"{type(model).__name__} holds no module of an engine that moexray knows",
-        hint=f"known engines: {', '.join(ENGINES)}",
-    )
+                return package
+    return ""

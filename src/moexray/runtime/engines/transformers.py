@@ -1,9 +1,15 @@
 """Hugging Face transformers: one table of router families, and the routers of a model read by it.
 
 Glossary: *softmax* a softmax over all experts, then top-k; *chosen* top-k of the logits, then a softmax
-over the chosen; *sigmoid* a sigmoid, top-k of it plus a bias that is used for the choice only. Groups:
-experts side by side; a group's mark is the sum of its best scores, and only the best groups may be used.
-A new family is a line in FAMILIES and a tiny model in tests/runtime/tiny_models.py.
+over the chosen; *sigmoid* a sigmoid, then top-k; *given* top-k of the probabilities that the router returns
+in place of logits. A bias is used for the choice only. Groups: experts side by side; a group's mark is the
+sum of its best scores, and only the best groups may be used. Form of what a router returns: *triple*
+(logits, weights, ids, ...); *dense* (weights of all experts, 0 where not chosen, logits); *sorted* (tokens
+sorted by expert, ..., logits).
+
+Ids are always taken from what the router returned, never computed from logits. A family without a rule can
+be watched, but no policy may be put over it. A new one is a line in FAMILIES and a tiny model in
+tests/tiny_models.py.
 """
 
 from __future__ import annotations
@@ -27,28 +33,34 @@ LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?)\.(\d+)(?:\.|$)")
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Routers that compute alike; all return a tuple (logits, weights, ids, ...).
+    """Routers that compute alike.
 
     Args:
         name: What people call the models.
         routers: Regular expression for the whole class name.
         rule: How weights follow from logits; see the glossary. Empty: not known, policies are refused.
+        form: Of what the router returns; see the glossary.
         norm: Weights are divided by their sum: yes, no, or the attribute that says so.
         eps: Added to that sum.
-        scale: Attribute with a factor on the weights.
-        bias: Attribute with the bias of the choice.
+        floor: Attribute with the least that the sum is taken for.
+        scale: Attribute with a factor on the weights; one per expert where it holds as many.
+        bias: Attribute with the bias of the choice; "^" before it: of the block around the router.
         groups: A group's mark is the sum of so many of its best scores; 0: no groups.
+        rounds: Scores and weights are computed in the dtype of the logits, not in float32.
         why: Why the rule is not known.
     """
 
     name: str
     routers: str
-    rule: Literal["softmax", "chosen", "sigmoid", ""]
+    rule: Literal["softmax", "chosen", "sigmoid", "given", ""]
+    form: Literal["triple", "dense", "sorted"] = "triple"
     norm: bool | str = False
     eps: float = 0.0
+    floor: str = ""
     scale: str = ""
     bias: str = ""
     groups: int = 0
+    rounds: bool = False
     why: str = ""
 
 
@@ -62,9 +74,18 @@ FAMILIES = (
            eps=1e-20, scale="routed_scaling_factor", bias="e_score_correction_bias", groups=2),
     Family("HunYuan v1", "HunYuanMoEV1Gate", "softmax", norm=True),
     Family("Jamba", "JambaTopKRouter", "softmax"),
-    Family("Llama 4", "Llama4Router", "", why="the scores stay dense: its experts take no ids"),
-    Family("DeepSeek V4", "DeepseekV4HashRouter", "", why="a token's id names its experts, not the logits"),
-    Family("JetMoE", "JetMoeTopKGating", "", why="it returns tokens sorted by expert, not ids per token"),
+    Family("ERNIE 4.5", "Ernie4_5_MoeTopKRouter", "softmax", norm=True, floor="norm_min",
+           bias="moe_statics.e_score_correction_bias"),
+    Family("MiniMax M2", "MiniMaxM2TopKRouter", "sigmoid", norm=True, bias="^e_score_correction_bias"),
+    Family("AFMoE", "AfmoeTokenChoiceRouter", "sigmoid", norm=True, eps=1e-20, scale="route_scale",
+           bias="^expert_bias"),
+    Family("LFM2-MoE", "Lfm2MoeTopKRouter", "sigmoid", norm="norm_topk_prob", eps=1e-6,
+           scale="routed_scaling_factor", bias="^expert_bias", rounds=True),
+    Family("Gemma 4", "Gemma4TextRouter", "given", norm=True, scale="per_expert_scale"),
+    Family("Llama 4", "Llama4Router", "sigmoid", form="dense"),
+    Family("JetMoE", "JetMoeTopKGating", "chosen", form="sorted"),
+    Family("DeepSeek V4", "DeepseekV4(Hash|TopK)Router", "",
+           why="in some layers a token's id names its experts, not the logits"),
     Family("Phi-MoE", "PhimoeTopKRouter", "", why="its sparse mixer chooses one expert after another"),
 )  # fmt: skip
 
@@ -77,11 +98,19 @@ def layer_of(path: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Routing:
-    """A router module read by its family; see engines.Router."""
+    """A router module read by its family; see engines.Router.
+
+    Args:
+        module: The router.
+        path: Of it in the model.
+        family: That it belongs to.
+        block: The module around it.
+    """
 
     module: Any
     path: str
     family: Family
+    block: Any
 
     @property
     def layer(self) -> int | None:
@@ -91,31 +120,66 @@ class Routing:
     @property
     def k(self) -> int:
         """Experts per token."""
-        return int(self.module.top_k)
+        own = getattr(self.module, "top_k", None)
+        return int(self.module.config.top_k_experts if own is None else own)
 
     @property
     def experts(self) -> int:
         """Experts to choose from."""
-        return int(self.module.num_experts)
+        own = getattr(self.module, "num_experts", None)
+        return int(self.module.config.num_experts if own is None else own)
 
     def read(self, output: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """See engines.Router."""
-        logits, weights, ids = output[:3]
-        return logits, weights, ids
+        """See engines.Router. What the router says of its choice is put into another order, nothing else."""
+        if self.family.form == "triple":
+            logits, weights, ids = output[:3]
+            return logits, weights, ids
+        if self.family.form == "dense":
+            dense, logits = output
+            weights, ids = dense.topk(self.k, dim=1)
+            return logits, weights, ids
+        order, _, gates, sizes, logits = output
+        flat = order.new_empty(order.shape)
+        flat[order] = order.new_tensor([e for e, size in enumerate(sizes) for _ in range(size)])
+        spread = gates.new_empty(gates.shape)
+        spread[order] = gates
+        return logits, spread.view(-1, self.k), flat.view(-1, self.k)
 
     def write(self, output: Any, weights: Tensor, ids: Tensor) -> Any:
         """See engines.Router."""
-        return (output[0], weights, ids, *output[3:])
+        if self.family.form == "triple":
+            return (output[0], weights, ids, *output[3:])
+        if self.family.form == "dense":
+            return output[0].new_zeros(output[0].shape).scatter_(1, ids, weights), output[1]
+        flat = ids.flatten()
+        order = flat.sort(dim=0).indices
+        sizes = flat.bincount(minlength=self.experts).tolist()
+        return order, order.div(self.k, rounding_mode="trunc"), weights.flatten()[order], sizes, output[4]
 
     def scores(self, logits: Tensor) -> Tensor:
-        """See engines.Router. Softmax keeps the order: there the logits are the scores."""
-        logits = logits.float()
-        sigmoid = self.family.rule == "sigmoid"
-        marked = logits.sigmoid() + _attribute(self.module, self.family.bias) if sigmoid else logits
+        """See engines.Router. Softmax keeps the order: without a bias the logits are the scores."""
+        family = self.family
+        sigmoid, bias = family.rule == "sigmoid", self._bias()
+        logits = logits if family.rounds else logits.float()
+        if bias is None:
+            marked = logits.sigmoid() if sigmoid and family.form == "triple" else logits
+        else:
+            marked = (logits.sigmoid() if sigmoid else logits.softmax(dim=-1)) + bias
+        marked = marked.float()
         if not self._is_grouped():
             return marked
         marks = marked if sigmoid else logits.softmax(dim=-1)
         return marked.masked_fill(~self._allowed(marks), -float("inf"))
+
+    def _bias(self) -> Any:
+        """[experts], or None."""
+        name = self.family.bias
+        if not name or getattr(self.module, "use_expert_bias", True) is False:
+            return None
+        found = self.block if name.startswith("^") else self.module
+        for part in name.removeprefix("^").split("."):
+            found = getattr(found, part)
+        return found.reshape(-1)
 
     def _is_grouped(self) -> bool:
         if not self.family.groups or getattr(self.module, "topk_method", "") == "greedy":
@@ -142,16 +206,22 @@ class Routing:
             if gone is not None:
                 picked = picked.masked_fill(gone, -float("inf"))
             return picked.softmax(dim=-1).nan_to_num(0.0).to(like.dtype)
-        every = logits.float()
-        every = every.sigmoid() if family.rule == "sigmoid" else every.softmax(dim=-1)
+        every = logits if family.rounds else logits.float()
+        if family.rule != "given":
+            every = every.sigmoid() if family.rule == "sigmoid" else every.softmax(dim=-1)
         picked = every.gather(1, ids)
+        if family.rounds:
+            picked = picked.to(logits.dtype)
         if gone is not None:
             picked = picked.masked_fill(gone, 0.0)
         if getattr(module, family.norm) if isinstance(family.norm, str) else family.norm:
             total = picked.sum(dim=-1, keepdim=True) + family.eps
+            if family.floor:
+                total = total.clamp(min=getattr(module, family.floor))
             picked = picked / (total if gone is None else total.clamp(min=1e-30))
         if family.scale:
-            picked = picked * getattr(module, family.scale)
+            scale = getattr(module, family.scale)
+            picked = picked * (scale[ids] if getattr(scale, "ndim", 0) else scale)
         return picked.to(like.dtype)
 
     def check(self) -> str:
@@ -162,9 +232,10 @@ class Routing:
         if weight.device.type == "meta":
             return "its weights are not loaded"
         with torch.no_grad():
-            rows = torch.arange(8 * weight.shape[1], device=weight.device, dtype=torch.float32)
+            width = max(p.shape[-1] for p in self.module.parameters() if p.ndim == 2)
+            rows = torch.arange(8 * width, device=weight.device, dtype=torch.float32)
             rows = (rows * rows).cos().view(8, -1)  # no random numbers: the host's generator stays as it is
-            logits, weights, ids = self.read(self.module.forward(rows.to(weight.dtype)))
+            logits, weights, ids = self.read(self._ask(rows.to(weight.dtype)))
             scores = self.scores(logits)
             if not torch.equal(self.weights(logits, ids, weights), weights):
                 return "its weights follow another rule"
@@ -172,13 +243,20 @@ class Routing:
             same = torch.allclose(own, best, rtol=1e-5, atol=1e-7)
             return "" if same else "its choice follows another rule"
 
+    def _ask(self, rows: Tensor) -> Any:
+        if not self.family.bias.startswith("^"):
+            return self.module.forward(rows)
+        if self.family.routers == "AfmoeTokenChoiceRouter":  # the only one that takes [batch, length, hidden]
+            rows = rows[None]
+        return self.module.forward(rows, self._bias())
 
-def _attribute(module: Any, name: str) -> Any:
-    return getattr(module, name) if name else 0.0
 
-
-def routers(model: Any) -> list[Routing]:
+def routers(model: Any, *, to_write: bool = True) -> list[Routing]:
     """See engines.routers. All or none: a model with one router that is not known is left alone.
+
+    Args:
+        model: A torch module.
+        to_write: The rules are wanted, too, and each is compared with its router.
 
     Raises:
         UsageError: a release that was not tested, no router, an unknown one, or one that answers otherwise.
@@ -196,14 +274,19 @@ def routers(model: Any) -> list[Routing]:
             continue
         ours = type(module).__module__.startswith("transformers.models.")
         family = next((f for f in FAMILIES if ours and re.fullmatch(f.routers, name)), None)
-        routing = Routing(module, path, family or Family(name, name, "", why="this class is not known"))
-        why = routing.family.why or routing.check()
+        block = model.get_submodule(path.rpartition(".")[0])
+        routing = Routing(module, path, family or Family(name, name, "", why=_UNKNOWN), block)
+        why = routing.family.why or routing.check() if to_write else "" if family else _UNKNOWN
         if why:
+            known = "; ".join(f.name for f in FAMILIES if f.rule or not to_write)
             raise UsageError(
                 f"{path}: {name}: {why}; nothing was changed",
-                hint=f"families with a rule: {'; '.join(f.name for f in FAMILIES if f.rule)}",
+                hint=f"families {'with a rule' if to_write else 'known'}: {known}",
             )
         found.append(routing)
     if not found:
         raise UsageError(f"{type(model).__name__} has no MoE router; nothing was changed")
     return found
+
+
+_UNKNOWN = "this class is not known"

@@ -14,12 +14,13 @@ from moexray.core.errors import UsageError
 __all__ = ["routers"]
 
 
-def routers(model: Any) -> NoReturn:
+def routers(model: Any, *, to_write: bool = True) -> NoReturn:
     """Refuses.
 
     Raises:
         UsageError: always.
     """
+    del to_write
     raise UsageError(
         f"{type(model).__name__}: router policies were not tested in vLLM; nothing was changed",
         hint="try the policy on recorded scores: moexray whatif router",

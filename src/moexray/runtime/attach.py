@@ -1,0 +1,309 @@
+"""`moexray.attach(model)`: what a running engine routes, recorded into a ring that other processes read.
+
+    recording = moexray.attach(model)     # hooks; the ring is a file in shared memory
+    ...                                   # serve; `moexray exporter --attach` or live.drain reads the ring
+    recording.detach()                    # the hooks are gone, the ring says it is closed
+
+Glossary: a *step* is one forward of the model; the *block* is the module around a router (the MoE layer),
+whose time a record holds. The hooks return None, so they never change an output; they record only, and what
+they raise ends in a counter, never in the engine. Compiled code (torch.compile) runs without them.
+
+On a CPU the hook counts the ids. Elsewhere nothing may wait for the device: kernels count (see `counters`;
+they go on when a captured graph is replayed), the counts are copied out every READ_EVERY steps without
+waiting, and a record's times are those of the launch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+import time
+from collections import deque
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Self
+
+from moexray.core.errors import UsageError
+from moexray.runtime.counters import ExpertCounter
+from moexray.runtime.engines import engine_of, routers
+from moexray.runtime.guard import Guard, say_once
+from moexray.runtime.handle import Handle
+from moexray.runtime.recorder import Ring, Site
+
+if TYPE_CHECKING:
+    from moexray.runtime.engines import Router
+
+__all__ = ["READ_EVERY", "Recording", "attach"]
+
+READ_EVERY = 16  # steps between two copies of the counts from a device (our choice)
+PAIRS = 1 << 20  # token-expert pairs of one call on a device: 131,072 tokens x 8; takes 12 MiB there
+SECOND = 1_000_000_000
+GAUGES = {
+    "reserved_bytes": "reserved_bytes.all.current",
+    "allocated_bytes": "allocated_bytes.all.current",
+    "inactive_split_bytes": "inactive_split_bytes.all.current",
+    "retries": "num_alloc_retries",
+    "ooms": "num_ooms",
+}  # name of ours -> key of torch.cuda.memory_stats()
+
+_log = logging.getLogger(__name__)
+_now = time.monotonic_ns
+
+
+def attach(model: Any, *, by_kernels: bool | None = None, **options: Any) -> Recording:
+    """Records the routing of a model from now on.
+
+    Args:
+        model: A torch module of a known engine, in the process that runs it.
+        by_kernels: Whether kernels count; by default where the routers are not on the CPU.
+        options: Of recorder.Ring: folder (where the ring lies; by default MOEXRAY_RINGS, else
+            /dev/shm/moexray-UID), max_bytes (of the ring; the oldest records are overwritten, totals are
+            kept), ids (so many expert ids of each call are kept beside the counts; none on a device).
+
+    Returns:
+        The handle. Where the model, a router, the engine's version or the ring's place is not fit, nothing is
+        changed, `attached` is False and `reason` says why; that is logged once.
+    """
+    return Recording(model, by_kernels=by_kernels, **options).attach()
+
+
+class Recording(Handle):
+    """Detaches the hooks; safe twice.
+
+    Attributes:
+        guard: Kill switch (MOEXRAY_OFF=attach) and failures.
+        ring: What is written to; None before the first attach.
+        reason: Why nothing was attached; empty if it was.
+    """
+
+    def __init__(self, model: Any, *, by_kernels: bool | None = None, **options: Any) -> None:
+        super().__init__("attach", self._put_in)
+        self.guard = Guard("attach")
+        self.ring: Ring | None = None
+        self.reason = ""
+        self._model, self._by_kernels, self._options = model, by_kernels, options
+        self._device: _OnDevice | None = None
+
+    def attach(self) -> Self:
+        """Puts the hooks in, or says in `reason` why not; never raises."""
+        try:
+            self.reason = ""
+            return super().attach()
+        except (UsageError, OSError) as why:
+            self.reason = str(why)
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            self.reason = f"{type(why).__name__}: {why}"
+        say_once(f"nothing is recorded: {self.reason}", log=_log)
+        return self
+
+    def flush(self) -> None:
+        """Brings all counts of a device into the ring; waits for the device. Between steps only."""
+        if self._device is not None:
+            self._device.collect()
+
+    def _put_in(self, _: Handle) -> None:
+        found = routers(self._model, to_write=False)
+        sites = [Site(r.path, -1 if r.layer is None else r.layer, r.experts, r.k) for r in found]
+        places = sorted({str(next(r.module.parameters()).device) for r in found})
+        if len(places) > 1:
+            raise UsageError(f"routers on several devices ({', '.join(places)}): nothing was changed")
+        engine, rank = engine_of(self._model), os.environ.get("RANK", "")
+        facts = {
+            "engine": engine, "version": getattr(sys.modules.get(engine), "__version__", ""),
+            "model": type(self._model).__name__, "device": places[0],
+            "rank": int(rank) if rank.isdigit() else None, "role": "model",
+        }  # fmt: skip
+        names = tuple(GAUGES) if places[0].startswith("cuda") else ()
+        ring = self.ring = Ring(sites, facts, gauges=names, **self._options)
+        self.on_detach(ring.close)
+        elsewhere = places[0] != "cpu" if self._by_kernels is None else self._by_kernels
+        self._device = _OnDevice(ring, places[0]) if elsewhere else None
+        clock = _Clock(ring, self.guard, self._device)
+        blocks: dict[int, list[int]] = {}
+        for number, router in enumerate(found):
+            blocks.setdefault(id(router.block), []).append(number)
+            hook = partial(clock.chosen, number, router)
+            self.on_detach(router.module.register_forward_hook(hook).remove)
+        for numbers in blocks.values():
+            block = found[numbers[0]].block
+            self.on_detach(block.register_forward_pre_hook(partial(clock.enter, numbers)).remove)
+            self.on_detach(block.register_forward_hook(partial(clock.leave, numbers)).remove)
+        self.on_detach(self._model.register_forward_pre_hook(clock.begin).remove)
+        self.on_detach(self._model.register_forward_hook(clock.end).remove)
+        self.on_detach(self.flush)
+
+
+class _Here(threading.local):
+    """State of the thread that runs a forward: steps of two threads do not mix."""
+
+    def __init__(self) -> None:
+        self.step = -1  # of the forward
+        self.t0 = self.own_ns = self.rows = 0
+        self.inside = False  # the model's own forward
+        self.entered: dict[int, int] = {}  # site -> when its block began
+        self.ids: dict[int, Any] = {}  # site -> chosen ids, until its block ends
+        self.seen: set[int] = set()  # sites of this step
+
+
+class _Clock:
+    """The hooks. Each returns None: a hook that returns something replaces the output."""
+
+    def __init__(self, ring: Ring, guard: Guard, device: _OnDevice | None) -> None:
+        import torch
+
+        self.ring, self.guard, self.device = ring, guard, device
+        self.here = _Here()
+        self.on = guard.on
+        self._steps = count()
+        self._compiling = torch.compiler.is_compiling
+
+    def begin(self, _model: Any, _args: Any) -> None:
+        """Before the model's forward."""
+        if self._compiling():
+            return
+        self.on = self.guard.on
+        self.here.inside = True
+        self._next_step(self.here)
+
+    def end(self, _model: Any, _args: Any, _output: Any) -> None:
+        """After it; where the forward raised it does not run, and the step has no record of its own."""
+        here = self.here
+        here.inside = False
+        if self.on and not self._compiling():
+            try:
+                to = self.ring if self.device is None else self.device
+                to.step(here.step, here.t0, _now(), here.rows, own_ns=here.own_ns)
+            except Exception as why:  # noqa: BLE001 - the edge of a host engine
+                self._failed(why)
+
+    def enter(self, sites: list[int], _block: Any, _args: Any) -> None:
+        """Before the block around routers."""
+        if self.on and not self._compiling():
+            now = _now()
+            for site in sites:
+                self.here.entered[site] = now
+
+    def chosen(self, site: int, router: Router, _module: Any, _args: Any, output: Any) -> None:
+        """After a router."""
+        if not self.on or self._compiling():
+            return
+        began, here = _now(), self.here
+        try:
+            here.ids[site] = router.read(output)[2]
+            if site not in here.entered:  # the block is not called as a module
+                self._write(here, site, began)
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            self._failed(why)
+        here.own_ns += _now() - began
+
+    def leave(self, sites: list[int], _block: Any, _args: Any, _output: Any) -> None:
+        """After the block."""
+        if not self.on or self._compiling():
+            return
+        here, now = self.here, _now()
+        try:
+            for site in sites:
+                if site in here.ids:
+                    self._write(here, site, now)
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            self._failed(why)
+        here.own_ns += _now() - now
+
+    def _write(self, here: _Here, site: int, now: int) -> None:
+        ids, t0 = here.ids.pop(site), here.entered.pop(site, now)
+        if not here.inside and (site in here.seen or here.step < 0):  # an inner module was called
+            self._next_step(here)
+        here.seen.add(site)
+        here.rows = rows = ids.shape[0]
+        if self.device is None:
+            self.ring.write(site, here.step, t0, now, rows, ids.numpy())
+        else:
+            self.device.add(site, t0, now, ids)
+
+    def _next_step(self, here: _Here) -> None:
+        here.step, here.t0, here.own_ns, here.rows = next(self._steps), _now(), 0, 0
+        here.seen.clear()
+        here.ids.clear()
+        if self.on and self.device is not None:
+            self.device.begin(here.step)
+
+    def _failed(self, why: Exception) -> None:
+        self.ring.failed()
+        self.guard.failed(why)
+        self.on = self.guard.on
+
+
+class _OnDevice:
+    """Counts on the device, host times beside them, both into the ring later."""
+
+    def __init__(self, ring: Ring, device: str) -> None:
+        self._ring, self._name = ring, device
+        self._counter = ExpertCounter(
+            len(ring.sites), ring.layout.experts, pairs=PAIRS, steps=4 * READ_EVERY, device=device
+        )
+        self._steps: deque[_Launched] = deque(maxlen=4 * READ_EVERY)
+        self._begun = self._copying = self._sampled = 0
+
+    def begin(self, step: int) -> None:
+        self._counter.begin()
+        self._steps.append(_Launched(self._begun, step))
+        self._begun += 1
+
+    def add(self, site: int, t0: int, t1: int, ids: Any) -> None:
+        self._counter.add(site, ids)
+        self._steps[-1].calls[site] = (t0, t1, ids.shape[0])
+
+    def step(self, step: int, t0: int, t1: int, rows: int, *, own_ns: int) -> None:
+        """The end of a step; starts or ends a copy, and waits for neither."""
+        self._steps[-1].end = (step, t0, t1, rows, own_ns)
+        if self._copying:
+            if self._counter.is_ready():
+                self._give()
+        elif self._begun % READ_EVERY == 0:
+            self._counter.start()
+            self._copying = self._begun
+        if self._name.startswith("cuda") and t1 - self._sampled > SECOND:
+            import torch
+
+            stats = torch.cuda.memory_stats(self._name)
+            self._ring.gauge(**{name: stats.get(key, 0) for name, key in GAUGES.items()})
+            self._sampled = t1
+
+    def collect(self) -> None:
+        """Everything so far; waits."""
+        if self._copying:
+            self._give()
+        self._counter.start()
+        self._copying = self._begun
+        self._give()
+
+    def _give(self) -> None:
+        counts = self._counter.finish()
+        steps, done = len(counts.tokens), self._copying
+        replayed = counts.first + steps - done  # steps that no hook saw: a graph was replayed
+        self._copying = 0
+        self._begun += replayed
+        known = {s.number: s for s in self._steps if s.number < done} if not replayed else {}
+        for s in self._steps:
+            s.number += replayed
+        for at, tokens in enumerate(counts.tokens.numpy().astype("uint64"), counts.first):
+            launched = known.get(at) or _Launched(at, at)
+            for site, row in enumerate(tokens):
+                pairs = int(row.sum())
+                t0, t1, rows = launched.calls.get(site, (0, 0, pairs // self._ring.sites[site].k))
+                if pairs or site in launched.calls:
+                    self._ring.write_counts(site, launched.step, t0, t1, rows, row, 0, int(replayed > 0))
+            if launched.end is not None:
+                step, t0, t1, rows, own_ns = launched.end
+                self._ring.step(step, t0, t1, rows, own_ns=own_ns)
+
+
+class _Launched:
+    """A step as the host saw it: its number on the device, and its launch times by site."""
+
+    def __init__(self, number: int, step: int) -> None:
+        self.number, self.step = number, step
+        self.calls: dict[int, tuple[int, int, int]] = {}
+        self.end: tuple[int, int, int, int, int] | None = None
