@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from moexray.core.limits.ab import AbLimits
 from moexray.core.limits.comm import CommLimits
 from moexray.core.limits.engine import EngineLimits
 from moexray.core.limits.gpu import GpuLimits
@@ -30,3 +31,4 @@ class Limits:
     routing: RoutingLimits = field(default_factory=RoutingLimits)
     timeline: TimelineLimits = field(default_factory=TimelineLimits)
     host_memory: HostMemoryLimits = field(default_factory=HostMemoryLimits)
+    ab: AbLimits = field(default_factory=AbLimits)
