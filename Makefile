@@ -68,6 +68,7 @@ test-fast: $(DEV)
 	$(BIN)/python -m pytest -q -n $(JOBS) --ignore=tests/gates --ignore=tests/property --ignore=tests/peers
 
 soak: $(DEV)
+	@$(PIP) --editable '.[dev,ray]'
 	$(BIN)/python -m pytest -m soak
 
 bench: $(RUN)
@@ -79,6 +80,7 @@ bench: $(RUN)
 	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/arena.py
 	$(BIN)/python benchmarks/rescheduler.py
 	$(BIN)/python benchmarks/zero_copy.py
+	$(BIN)/python benchmarks/fleet.py 100 300
 
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \

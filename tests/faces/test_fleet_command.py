@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from moexray.core.source import walk
-from moexray.diagnose.fleet import units
+from moexray.diagnose.fleet import conclude, units
 from moexray.faces.cli.fleet import on_processes, on_ray
 from moexray.faces.cli.main import main
 from moexray.verify.incidents.fleet import Fleet, simulate, write
@@ -82,6 +83,30 @@ def test_an_empty_folder_is_an_error(tmp_path):
     result = call("diagnose", tmp_path / "empty", "--executor", "processes", "--work", tmp_path / "w")
     assert result.exit_code == 2
     assert "no file to read" in result.stderr
+
+
+@pytest.mark.soak
+def test_a_thousand_ranks_with_a_killed_worker_and_on_ray(tmp_path):
+    ray = pytest.importorskip("ray", reason="the extra 'ray' is not installed")
+    fleet = Fleet(ranks=1000, steps=120, guilty=613, stalls=tuple(range(7, 120, 11)), seed=1)
+    rounds = simulate(fleet)
+    for rank in range(fleet.ranks):
+        write(fleet, rounds, rank, tmp_path / "in")
+    found = units((name, str(file)) for name, file in walk(tmp_path / "in")[0])
+    here = []
+    for i, (_, outcome) in enumerate(on_processes(found, str(tmp_path / "a"), None, 2)):
+        here.append(outcome)
+        if i == 300:
+            os.kill(active_children()[0].pid, signal.SIGKILL)
+    there = [outcome for _, outcome in on_ray(found, str(tmp_path / "b"), None, 2)]
+    ray.shutdown()
+    first, second = (conclude(outcomes).to_json() for outcomes in (here, there))
+    assert first == second
+    assert len(first["fleet"]) == fleet.ranks
+    assert first["verdict"] == "mem.alloc_stall"
+    assert {f["subject"]["rank"] for f in first["findings"] if f["id"] == "comm.straggler_wait"} == {fleet.guilty}
+    peak_kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    assert peak_kib < 2 << 20
 
 
 def test_ray_gives_the_same(folder, tmp_path):
