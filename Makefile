@@ -7,6 +7,7 @@
 #   make test-fast  unit tests only, without coverage
 #   make soak       the long runs, before an issue is called done
 #   make bench      timings against their budgets and peers (on a quiet machine)
+#   make bench-exporter  12,000 scrapes of the exporter under load; exit 1 past a bar
 #   make clean      remove what the above made
 
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
@@ -24,7 +25,7 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-fast soak bench clean
+.PHONY: help demo check test test-fast soak bench bench-exporter clean
 
 help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
@@ -81,6 +82,9 @@ bench: $(RUN)
 	$(BIN)/python benchmarks/rescheduler.py
 	$(BIN)/python benchmarks/zero_copy.py
 	$(BIN)/python benchmarks/fleet.py 100 300
+
+bench-exporter: $(RUN)
+	$(BIN)/python benchmarks/exporter.py
 
 clean:
 	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \

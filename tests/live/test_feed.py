@@ -121,6 +121,7 @@ def test_all_experts_add_up_to_the_choices():
 def test_unnamed_choices_are_counted_where_they_are_known():
     feed = feed_of()
     put(feed, [[1, 1, 1, 1]], 0.0)
+    assert value(feed, "moex_expert_tokens_total", 3, 2) == 1
     assert value(feed, "moex_expert_capacity_dropped_tokens_total", 3) is None
     put(feed, [[1, 1, 1, 1]], 0.0, unnamed=np.array([5]))
     assert value(feed, "moex_expert_capacity_dropped_tokens_total", 3) == 5

@@ -71,13 +71,12 @@ class Engines:
         for ring, batch in given:
             meta = ring.meta
             scope = self._scope(meta)
-            with self.page.lock:
-                if meta.sites:
-                    self._routing(scope, ring, batch)
-                if meta.role == "engine" or (meta.engine, meta.model) not in clocks:
-                    self._steps(scope, ring, batch)
-                self._health(scope, ring, batch)
-                _memory(scope, meta, ring.gauges())
+            if meta.sites:
+                self._routing(scope, ring, batch)
+            if meta.role == "engine" or (meta.engine, meta.model) not in clocks:
+                self._steps(scope, ring, batch)
+            self._health(scope, ring, batch)
+            _memory(scope, meta, ring.gauges())
             if ring.path not in self.drain.readers:  # its writer is gone, this was the rest
                 self._last.pop(ring.path, None)
         if len(self.drain.refused) > self._refused:

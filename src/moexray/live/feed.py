@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from moexray.live.page import Scope
+    from moexray.live.page import Scope, Series
     from moexray.runtime.guard import Figures
 
 __all__ = ["TOP", "RoutingFeed", "Shape", "collisions", "observe_steps", "remedy_actions"]
@@ -69,7 +69,7 @@ class RoutingFeed:
         self._reference: NDArray[np.int64] | None = None
         self._blocks: deque[tuple[float, NDArray[np.int64]]] = deque()
         self._names = ["" if layer == -1 else str(layer) for layer in shape.layers]
-        self._shown: list[NDArray[np.intp]] | None = None
+        self._shown: list[tuple[tuple[int, int], Series | None]] = []
         self._chosen_s = -math.inf
         self._started_s: float | None = None
 
@@ -89,13 +89,18 @@ class RoutingFeed:
         sums = np.asarray(choices, np.int64)
         self.totals += sums
         self._into_window(sums, now)
+        window = self.window
+        skew, balance, far = self._measures(window, now)  # before the lock: a scrape does not wait for it
         with self.scope.page.lock:
             for y, name in enumerate(self._names):
                 self.scope.add("moex_routed_choices_total", int(sums[y].sum()), name)
                 self.scope.add("moex_routing_collisions_total", int(beyond[y]), name)
                 if unnamed is not None:
                     self.scope.add("moex_expert_capacity_dropped_tokens_total", int(unnamed[y]), name)
-            self._show(now)
+                self.scope.set("moex_expert_skew_index", skew[y], name)
+                self.scope.set("moex_expert_balancedness_ratio", balance[y], name)
+                self.scope.set("moex_routing_drift_ratio", far[y], name)
+            self._show_experts(window, now)
 
     def _into_window(self, sums: NDArray[np.int64], now: float) -> None:
         if self._started_s is None:
@@ -115,38 +120,37 @@ class RoutingFeed:
             out += sums
         return out
 
-    def _show(self, now: float) -> None:
-        window = self.window
+    def _measures(
+        self, window: NDArray[np.int64], now: float
+    ) -> tuple[list[float], list[float], list[float]]:
+        """[layers] each: skew, balancedness, drift; NaN where nothing can be said."""
         enough = window.sum(axis=1) >= LEAST_TOKENS * np.array(self.shape.experts)
         if self._reference is None and self._started_s is not None and now - self._started_s >= WINDOW_S:
             self._reference = window.copy() if enough.all() else None
-        far = None if self._reference is None else js(window, self._reference) / math.log(2)
+        unknown = np.full(len(window), math.nan)
         balance = self._balancedness(window)
-        nan = math.nan
-        for y, name in enumerate(self._names):
-            known = bool(enough[y])
-            own = window[y, : self.shape.experts[y]]
-            self.scope.set("moex_expert_skew_index", gini(own) if known else nan, name)
-            if balance is not None:
-                value = float(balance[y]) if known else nan
-                self.scope.set("moex_expert_balancedness_ratio", value, name)
-            if far is not None:
-                self.scope.set("moex_routing_drift_ratio", float(far[y]) if known else nan, name)
-        self._show_experts(window, now)
+        far = unknown if self._reference is None else js(window, self._reference) / math.log(2)
+        skew = [
+            gini(window[y, : self.shape.experts[y]]) if known else math.nan for y, known in enumerate(enough)
+        ]
+        known_balance = unknown if balance is None else np.where(enough, balance, math.nan)
+        return skew, known_balance.tolist(), np.where(enough, far, math.nan).tolist()
 
     def _show_experts(self, window: NDArray[np.int64], now: float) -> None:
         """The busiest experts; chosen anew once a window, so that series do not come and go."""
-        if self._shown is None or now - self._chosen_s >= WINDOW_S:
+        if not self._shown or now - self._chosen_s >= WINDOW_S:
             top = self.shape.top or window.shape[1]
-            self._shown = [np.argsort(-row, kind="stable")[:top] for row in window]
+            cells = [
+                (y, e)
+                for y, count in enumerate(self.shape.experts)
+                for e in np.argsort(-window[y, :count], kind="stable")[:top].tolist()
+            ]
+            labels = [(self._names[y], str(e)) for y, e in cells]
+            self._shown = list(zip(cells, self.scope.show("moex_expert_tokens_total", labels), strict=True))
             self._chosen_s = now
-        values: dict[tuple[str, ...], float] = {
-            (name, str(e)): int(self.totals[y, e])
-            for y, name in enumerate(self._names)
-            for e in self._shown[y].tolist()
-            if self.totals[y, e]
-        }
-        self.scope.replace("moex_expert_tokens_total", values)
+        for cell, series in self._shown:
+            if series:
+                series.value = int(self.totals[cell])
 
     def _balancedness(self, window: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """[layers], mean / max over EP ranks; None where the EP size does not divide the slots."""
@@ -170,9 +174,11 @@ def collisions(counts: NDArray[np.integer], experts: int | NDArray[np.integer]) 
         counts: [..., at least experts], choices of one router call or step.
         experts: E, one for all or [..., 1]; columns past it are empty.
     """
-    own = np.asarray(counts, np.int64)
-    even = -(-own.sum(axis=-1, keepdims=True) // experts)
-    return np.asarray(np.maximum(own - even, 0).sum(axis=-1))
+    own = np.asarray(counts)
+    even = -(-own.sum(axis=-1, keepdims=True, dtype=np.int64) // experts)
+    # max(0, n - c) = max(n, c) - c: one pass in the type of the counts, thousands of rows at a time
+    largest = np.maximum(own, even.astype(own.dtype)).sum(axis=-1, dtype=np.int64)
+    return np.asarray(largest - even[..., 0] * own.shape[-1])
 
 
 def observe_steps(scope: Scope, seconds: Sequence[float], trace_ids: Sequence[str] = ()) -> None:

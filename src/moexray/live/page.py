@@ -13,17 +13,17 @@ import threading
 import time
 from bisect import bisect_left
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from moexray import __version__
 from moexray.live.metrics import METRICS, metric
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Container, Iterator, Mapping, Sequence
 
     from moexray.live.metrics import Metric
 
-__all__ = ["CEILING", "OPENMETRICS", "TEXT", "Exemplar", "Page", "Sample", "Scope"]
+__all__ = ["CEILING", "OPENMETRICS", "TEXT", "Exemplar", "Page", "Sample", "Scope", "Series"]
 
 CEILING = 2_000  # series of a process: what one scrape can write in a few milliseconds (docs/decisions/030)
 SCHEMA = "1"  # of the names and labels in live/metrics.py
@@ -66,7 +66,7 @@ class Sample:
 
 
 @dataclass(slots=True)
-class _Series:
+class Series:
     """One set of labels of one metric; `counts`, `exemplars` and `value` as the sum: a histogram."""
 
     labels: tuple[tuple[str, str], ...]
@@ -87,7 +87,7 @@ class Page:
     def __init__(self, ceiling: int = CEILING) -> None:
         self.ceiling, self.lock = ceiling, threading.RLock()
         self.series = 0
-        self._families: dict[str, dict[tuple[str, ...], _Series]] = {m.name: {} for m in METRICS}
+        self._families: dict[str, dict[tuple[str, ...], Series]] = {m.name: {} for m in METRICS}
         self._fresh_s = 0.0
         self.own = Scope(self)
         self.own.set("moex_build_info", 1, __version__, SCHEMA)
@@ -104,7 +104,7 @@ class Page:
         """The newest data on the page are of this time (epoch seconds, now by default)."""
         self._fresh_s = max(self._fresh_s, time.time() if time_s is None else time_s)
 
-    def at(self, known: Metric, labels: tuple[str, ...], *, own: bool) -> _Series | None:
+    def at(self, known: Metric, labels: tuple[str, ...], *, own: bool) -> Series | None:
         """The series, made if there is room; None if the ceiling is reached. Call with the lock held."""
         family = self._families[known.name]
         found = family.get(labels)
@@ -116,7 +116,7 @@ class Page:
             found = family[labels] = _new(known, labels)
         return found
 
-    def forget(self, known: Metric, scope: tuple[str, ...], keep: Mapping[tuple[str, ...], Any]) -> None:
+    def forget(self, known: Metric, scope: tuple[str, ...], keep: Container[tuple[str, ...]]) -> None:
         """Drops the series of a metric and scope but those in `keep`. Call with the lock held."""
         family = self._families[known.name]
         gone = [k for k in family if k[: len(scope)] == scope and k[len(scope) :] not in keep]
@@ -206,10 +206,22 @@ class Scope:
                 if one := self._at(name, labels):
                     one.value = value
 
+    def show(self, name: str, labels: Sequence[tuple[str, ...]]) -> list[Series | None]:
+        """Makes these the only series of a counter in this scope.
+
+        Returns:
+            The series in the same order, to set `value` of with the page's lock held; None where there was no
+            room. They are valid until the next `show`.
+        """
+        known = metric(name)
+        with self.page.lock:
+            self.page.forget(known, self._own_labels(known), frozenset(labels))
+            return [self._at(name, one) for one in labels]
+
     def _own_labels(self, known: Metric) -> tuple[str, ...]:
         return self.labels if known.scoped else ()
 
-    def _at(self, name: str, labels: tuple[object, ...]) -> _Series | None:
+    def _at(self, name: str, labels: tuple[object, ...]) -> Series | None:
         known = metric(name)
         full = (*self._own_labels(known), *(str(x)[:LABEL_LENGTH] for x in labels))
         if len(full) != len(known.label_names):
@@ -224,17 +236,17 @@ class Scope:
             self.page.series -= known.series
 
 
-def _new(known: Metric, labels: tuple[str, ...]) -> _Series:
+def _new(known: Metric, labels: tuple[str, ...]) -> Series:
     named = tuple((k, v) for k, v in zip(known.label_names, labels, strict=True) if v)
     inner = ",".join(f'{k}="{v.translate(_ESCAPES)}"' for k, v in named)
     if known.kind != "histogram":
-        return _Series(named, [f"{known.name}{{{inner}}}" if inner else known.name])
+        return Series(named, [f"{known.name}{{{inner}}}" if inner else known.name])
     comma = "," if inner else ""
     borders = [*(repr(float(b)) for b in known.buckets), "+Inf"]
     heads = [f'{known.name}_bucket{{{inner}{comma}le="{b}"}}' for b in borders]
     braces = f"{{{inner}}}" if inner else ""
     heads += [f"{known.name}_sum{braces}", f"{known.name}_count{braces}"]
-    return _Series(named, heads, counts=[0] * len(borders), exemplars=[None] * len(borders))
+    return Series(named, heads, counts=[0] * len(borders), exemplars=[None] * len(borders))
 
 
 def _head(known: Metric, *, openmetrics: bool) -> list[str]:
@@ -247,7 +259,7 @@ def _head(known: Metric, *, openmetrics: bool) -> list[str]:
     return lines
 
 
-def _buckets(one: _Series, *, openmetrics: bool) -> Iterator[str]:
+def _buckets(one: Series, *, openmetrics: bool) -> Iterator[str]:
     total = 0
     for head, count, mark in zip(one.heads, one.counts, one.exemplars, strict=False):
         total += count
@@ -259,7 +271,7 @@ def _buckets(one: _Series, *, openmetrics: bool) -> Iterator[str]:
     yield f"{one.heads[-1]} {total}"
 
 
-def _samples(known: Metric, one: _Series) -> Iterator[Sample]:
+def _samples(known: Metric, one: Series) -> Iterator[Sample]:
     if known.kind != "histogram":
         yield Sample(known.name, one.labels, one.value)
         return

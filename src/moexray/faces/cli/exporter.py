@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["LISTEN", "command", "read_token", "serving", "until_stopped"]
 
 EMPTY = 1  # series of a page without data: moex_build_info
+SWITCH_S = 0.001  # a scrape gets its turn from the reading of rings; 5 ms is Python's own
 LISTEN = "127.0.0.1:9464"  # the port that OpenTelemetry's Prometheus exporters use
 
 
@@ -73,6 +74,7 @@ def command(
     from moexray.live.remote_write import RemoteWrite, Settings
 
     logging.basicConfig(format="%(levelname)s: %(message)s")
+    sys.setswitchinterval(SWITCH_S)
     try:
         page = Page(ceiling)
         remote = None
