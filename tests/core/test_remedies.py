@@ -2,6 +2,7 @@
 
 import importlib
 import re
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -11,6 +12,7 @@ from moexray.core.verdicts import VERDICTS
 from moexray.faces.cli.main import main
 
 CALLS = [r for r in REMEDIES if r.call]
+SWITCHES = {"router", "exchange", "buffers", "arena", "experts", "rescheduler", "gc-window", "zero-copy"}
 
 
 def test_ids_are_unique_and_each_remedy_can_be_undone():
@@ -19,14 +21,65 @@ def test_ids_are_unique_and_each_remedy_can_be_undone():
     assert all(r.action and r.undo for r in REMEDIES)
 
 
+# What a call gives, or consists of: the objects whose methods the texts name.
+OBJECTS = {
+    "router-policy": ("router:RouterHandle",),
+    "comm-host-exchange": ("exchange.attach:ExchangeHandle",),
+    "host-freeze-gc": ("gc_window:GcWindow",),
+    "snapshot-pooled-buffer": ("buffers:BufferPool", "handle:Handle"),
+    "snapshot-batch-small": ("buffers:BufferPool", "handle:Handle"),
+    "snapshot-move-pins": ("arena:Arena", "arena:ExpertSlots", "arena:Pages"),
+    "leave-headroom": ("rescheduler:Rescheduler",),
+    "smaller-host-buffers": ("zero_copy:Port", "zero_copy:Parcel"),
+}
+# Methods and functions of others that the texts name.
+FOREIGN = {"torch.cuda.memory_stats", "gc.collect", "gc.freeze", "gc.unfreeze"}
+
+
 @pytest.mark.parametrize("remedy", CALLS, ids=[r.id for r in CALLS])
-def test_a_call_leads_to_something_that_can_be_called(remedy):
+def test_a_call_leads_to_something_that_can_be_called_undone_and_switched_off(remedy):
     pytest.importorskip("torch")
-    found = re.match(r"(moexray\.runtime(?:\.\w+)*)\.(\w+)\(", remedy.call)
+    found = re.match(r"(moexray\.runtime(?:\.[a-z_]+)*)\.(\w+)[(.]", remedy.call)
     assert found, remedy.call
     assert callable(getattr(importlib.import_module(found[1]), found[2]))
     assert remedy.needs
     assert remedy.verify
+    objects = []
+    for path in OBJECTS[remedy.id]:
+        module, _, name = path.partition(":")
+        objects.append(getattr(importlib.import_module(f"moexray.runtime.{module}"), name))
+    told = set(re.findall(r"([\w.]+)\(", f"{remedy.call} {remedy.verify} {remedy.undo}")) - FOREIGN
+    for name in (n.rpartition(".")[2] for n in told if not n.startswith("moexray.")):
+        known = [o for o in objects if hasattr(o, name) or o.__name__ == name]
+        assert known or name == "Options", f"{remedy.id} names {name}(), which is nowhere"
+    assert re.search(r"\b(detach|free|close|look|send)\(", remedy.undo)
+    switch = re.search(r"MOEXRAY_OFF=([\w,-]+)", remedy.undo)
+    assert switch, remedy.undo
+    assert set(switch[1].split(",")) <= SWITCHES
+
+
+def test_benchmarks_that_verify_a_remedy_exist():
+    named = {path for r in REMEDIES for path in re.findall(r"benchmarks/\w+\.py", r.verify)}
+    assert len(named) >= 4
+    root = Path(__file__).parents[2]
+    assert all((root / path).is_file() for path in named)
+
+
+def test_a_kill_switch_that_a_remedy_names_switches_something_off(monkeypatch):
+    from moexray.runtime.arena import Arena, ExpertSlots
+    from moexray.runtime.buffers import BufferPool
+    from moexray.runtime.gc_window import GcWindow
+    from moexray.runtime.rescheduler import Rescheduler
+    from moexray.runtime.router import RouterHandle
+    from moexray.runtime.zero_copy import Port
+
+    monkeypatch.setenv("MOEXRAY_OFF", ",".join(SWITCHES))
+    made = [Arena(4096), BufferPool(), GcWindow(), Rescheduler(9, bool), RouterHandle(None, None), *Port.pair()]
+    made.append(ExpertSlots(made[0], slots=1, slot_bytes=16))
+    assert {one.guard.name for one in made} | {"exchange"} == SWITCHES
+    assert not any(one.guard.on for one in made)
+    for port in made[5:7]:
+        port.close()
 
 
 def test_a_router_policy_that_a_remedy_names_exists():
@@ -50,3 +103,15 @@ def test_explain_tells_the_call_its_conditions_and_its_undo():
         assert f"\n  {title}:" in text
     assert "MOEXRAY_OFF=router" in text
     assert "call:" not in CliRunner().invoke(main, ["explain", "ep.metric_wrong_axis"]).output
+
+
+@pytest.mark.parametrize("remedy", CALLS, ids=[r.id for r in CALLS])
+def test_explain_tells_all_of_a_remedy_under_each_verdict_and_by_its_own_id(remedy):
+    verdicts = [v.id for v in VERDICTS if remedy.id in v.remedies]
+    for id in (remedy.id, *verdicts):
+        done = CliRunner().invoke(main, ["explain", id])
+        assert done.exit_code == 0
+        text = " ".join(done.output.split())
+        for part in (remedy.call, remedy.needs, remedy.verify, remedy.undo):
+            assert " ".join(part.split()) in text
+    assert f"for: {', '.join(verdicts)}" in " ".join(CliRunner().invoke(main, ["explain", remedy.id]).output.split())

@@ -93,6 +93,9 @@ class GcWindow:
             idle: There is time to walk what survived earlier collections, too; without, only each
                 FULL_EVERYth call does.
         """
+        return self.guard.run(self._between, _nothing, idle)
+
+    def _between(self, idle: bool) -> int:  # noqa: FBT001
         if self not in _windows or (gc.get_count()[0] < self.least and not idle):
             return 0
         self._asking = True
@@ -155,3 +158,9 @@ class GcWindow:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.detach()
+
+
+def _nothing(idle: bool) -> int:  # noqa: FBT001
+    """The original path: nobody asks for a collection."""
+    del idle
+    return 0

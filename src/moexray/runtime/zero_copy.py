@@ -15,6 +15,7 @@ sender that the receiver is done with the content: the sender waits for that, or
 Nothing has a name, so nothing is left behind, whoever dies, and whenever: the kernel frees the pages with
 the last descriptor and mapping. A ticket whose receiver died says so (`lost`). Both ends must be of one
 user and trust each other: a mapping that the sender kept in a view of its own would still show the bytes.
+Where `send` fails, or is switched off, the parcel is still the sender's, who copies as before.
 
 With a CUDA device `Parcel.register` pins the pages for the device (untested on a GPU); without, it says no.
 """
@@ -35,7 +36,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from moexray.core.errors import ExchangeError, UsageError
-from moexray.runtime.guard import say_once
+from moexray.runtime.guard import VARIABLE, Guard, say_once
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -215,15 +216,20 @@ class Port:
 
     Args:
         connection: A connected Unix socket of type SOCK_SEQPACKET.
+        name: For the kill switch.
+
+    Attributes:
+        guard: Kill switch; counts the parcels that could not be handed over.
 
     Raises:
         UsageError: another kind of socket.
     """
 
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: socket.socket, *, name: str = "zero-copy") -> None:
         if connection.family != socket.AF_UNIX or connection.type != socket.SOCK_SEQPACKET:
             raise UsageError("parcels need a Unix socket of type SOCK_SEQPACKET", where=str(connection))
         self.socket = connection
+        self.guard = Guard(name)
 
     @classmethod
     def pair(cls) -> tuple[Port, Port]:
@@ -236,14 +242,18 @@ class Port:
 
         Raises:
             UsageError: it was sent before, or something still refers to its view.
-            ExchangeError: the other process is gone, or does not take it in time (socket's own timeout).
+            ExchangeError: the other process is gone, or does not take it in time (socket's own timeout);
+                or this is switched off.
         """
+        if not self.guard.on:
+            raise ExchangeError("parcels are switched off", hint=f"copy; see {VARIABLE} and guard.switch")
         parcel._unmap()  # noqa: SLF001
         fd, event = parcel._fd, parcel._event  # noqa: SLF001
         try:
             socket.send_fds(self.socket, [_HEAD.pack(_MAGIC, parcel.size)], [fd, event])
         except OSError as why:
             parcel._remap()  # noqa: SLF001
+            self.guard.failed(why)
             raise ExchangeError(f"a parcel could not be handed over: {why}", hint="it is still ours") from why
         os.close(fd)
         parcel._fd = parcel._event = -1  # noqa: SLF001

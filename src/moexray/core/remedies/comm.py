@@ -69,6 +69,24 @@ REMEDIES: tuple[Remedy, ...] = (
         "Excluding a NIC lowers the bandwidth of its neighbours.",
     ),
     Remedy(
+        "comm-host-exchange",
+        "Where all ranks of the group are on one host and its collective is one of gloo, or fails now and "
+        "then: "
+        "let all-to-all go over shared memory, with the collective above it or without (the call).",
+        "detach() of the handle on all ranks puts torch's own function back; or MOEXRAY_OFF=exchange before "
+        "the start.",
+        "Not while a CUDA graph is captured; asynchronous calls and other groups go the original way "
+        "(handle.passed). Tensors of a device are staged through the host: with NCCL it is a way to go on, "
+        "not "
+        "a faster one. A rank that dies ends the group, by name.",
+        call='moexray.runtime.exchange.attach(group, Options(rungs=("shm", "ring"))) on all ranks; default '
+        "rungs: the group's own collective first, then gloo, shm, ring",
+        needs="All ranks of the group on one Linux host, in one network namespace, of one user; the handle's "
+        "reason says if not.",
+        verify="counters() of the handle: exchanges rise, fallbacks stay empty (each names rank and reason). "
+        "Time beside gloo in the same run: benchmarks/exchange.py.",
+    ),
+    Remedy(
         "a2a-normal-mode-for-prefill",
         "Send prefill through the normal path: --deepep-mode auto (or normal) in SGLang, "
         "--all2all-backend deepep_high_throughput on prefill servers of vLLM; or cap the batch with "

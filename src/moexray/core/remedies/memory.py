@@ -143,9 +143,15 @@ REMEDIES: tuple[Remedy, ...] = (
         "leave-headroom",
         "Leave more memory unreserved (lower {setting} by 0.01 to 0.02): each retry gives cached blocks "
         "back and waits for the device. Where the host can move cold blocks out, "
-        "moexray.runtime.rescheduler decides when: above 92 % with work pending.",
-        "Set the old value again; stop calling the rescheduler.",
+        "the call decides when: above 92 % in 3 samples, with work pending.",
+        "Set the old value again; stop calling look(), or MOEXRAY_OFF=rescheduler.",
         "Correlate the retries with slow steps first.",
+        call="moexray.runtime.rescheduler.Rescheduler(capacity_bytes, move), and look(now_s, used, "
+        "pending=..., blocks=...) where the host samples its memory",
+        needs="The host has blocks that it can move (KV of idle sequences, cold experts) and a function that "
+        "moves one; it keeps the clock and the thread.",
+        verify="figures(): armings stay few, short and refused at 0; num_alloc_retries of "
+        "torch.cuda.memory_stats() no longer rises. Static against dynamic: benchmarks/rescheduler.py.",
     ),
     Remedy(
         "quieten-log",
@@ -157,9 +163,18 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "smaller-host-buffers",
         "Make host buffers smaller: pinned and offload buffers (--swap-space, --cpu-offload-gb, CPU KV "
-        "cache), fewer loader workers, fewer ranks per container.",
-        "Set the old sizes again.",
+        "cache), fewer loader workers, fewer ranks per container. A buffer that one process hands to "
+        "another can change hands by its pages (the call), where a copy holds it twice or more.",
+        "Set the old sizes again; copy again, or MOEXRAY_OFF=zero-copy: send() of the port then refuses "
+        "and the "
+        "parcel stays with its owner.",
         "Which buffer it was needs the memory of the process over time.",
+        call="moexray.runtime.zero_copy.Port.pair(), Parcel.make(size), send(parcel) and receive()",
+        needs="Two processes of one user on one Linux host; the sender is done with the buffer when it hands "
+        "it over.",
+        verify="The sum of Pss in /proc/PID/smaps_rollup of both processes: the content once. Time and "
+        "memory "
+        "against a copy: benchmarks/zero_copy.py.",
     ),
     Remedy(
         "larger-container",

@@ -17,9 +17,19 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "snapshot-move-pins",
         "Allocate the small long-lived tensors of {site} before the large temporaries, or from memory of"
-        " their own (moexray.runtime.arena: Arena, for expert weights ExpertSlots, for KV Pages), so that"
-        " they do not pin the large segments.",
-        "Restore the old order, or call the original allocation again.",
+        " their own (the call), so that they do not pin the large segments.",
+        "Restore the old order, or call the original allocation again: free() each block, close() of the "
+        "slots, "
+        "release() of the pages. MOEXRAY_OFF=arena,experts: requests get memory of their own.",
+        "Slots for experts alone are half a cure: KV by first fit goes on moving blocks. Untested on a GPU.",
+        call="moexray.runtime.arena.Arena(total_bytes): ExpertSlots(arena, slots=..., slot_bytes=...) for "
+        "expert "
+        "weights, Pages(arena, pages=..., page_bytes=..., sequences=...) for KV, allocate(size) for the rest",
+        needs="The host allocates these tensors in code that you can change, and knows the sizes of an "
+        "expert "
+        "and of a page.",
+        verify="figures() of the arena: plain and compactions at 0 in steady state. P99 of a step with and "
+        "without: benchmarks/arena.py shows how.",
     ),
     Remedy(
         "snapshot-graph-order",
@@ -30,16 +40,30 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "snapshot-pooled-buffer",
         "Replace the temporary of {site} by one buffer of {bytes} B that is allocated once and reused"
-        " (moexray.runtime.buffers: BufferPool().empty(shape, dtype, device=...) in place of torch.empty),"
-        " or pad its length to a few sizes.",
-        "Call the original allocation again.",
-        "The buffer stays allocated between the steps.",
+        " (the call), or pad its length to a few sizes.",
+        "Call the original allocation again: detach() of the handle, or MOEXRAY_OFF=buffers.",
+        "The buffer stays allocated between the steps. Small ones cost more from a pool than from the "
+        "caching "
+        "allocator: it is for what makes the allocator call the device. Untested on a GPU.",
+        call='moexray.runtime.buffers.BufferPool().replacing(module, "empty").attach(), or empty(shape, '
+        "dtype, device=...) of the pool in place of torch.empty",
+        needs="The temporary is made by a function of the host's own module, and used on one stream.",
+        verify="figures() of the pool: made and plain stand still in steady state, reused rises; "
+        "segment_alloc "
+        "events of the next snapshot.",
     ),
     Remedy(
         "snapshot-batch-small",
         "Batch the small tensors of {site} into one tensor that holds all of them, or take them from a pool"
-        " (moexray.runtime.buffers.BufferPool).",
-        "Restore the single tensors.",
+        " (the call).",
+        "Restore the single tensors: detach() of the handle, or MOEXRAY_OFF=buffers.",
+        "A pooled tensor of a few bytes costs some 15 us on a CPU: one large tensor is faster where "
+        "possible.",
+        call='moexray.runtime.buffers.BufferPool().replacing(module, "empty").attach()',
+        needs="The tensors are made by a function of the host's own module, and used on one stream.",
+        verify="figures() of the pool: made and plain stand still in steady state; blocks below 256 bytes "
+        "in the "
+        "next snapshot.",
     ),
     Remedy(
         "snapshot-record-all",

@@ -41,9 +41,14 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "host-freeze-gc",
         "Call gc.collect() and gc.freeze() after warm-up, and collect between batches or at idle; "
-        "moexray.runtime.gc_window does both: GcWindow().attach(), then window.between() between batches.",
-        "gc.unfreeze(); or window.detach(), which puts all settings back.",
+        "the call does both.",
+        "gc.unfreeze(); or detach() of the window, which puts all settings back; or MOEXRAY_OFF=gc-window.",
         "Do not switch collection off for good: cycles would pile up.",
+        call="moexray.runtime.gc_window.GcWindow().attach() after warm-up, and between() of the window "
+        "between two batches, between(idle=True) at idle",
+        needs="The launching thread can call between() where no batch waits; nothing else moves the "
+        "collector's thresholds meanwhile.",
+        verify="figures() of the window: unasked at 0, longest_unasked_ns small; the gaps of the next trace.",
     ),
     Remedy(
         "host-stacks",

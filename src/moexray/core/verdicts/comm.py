@@ -88,6 +88,7 @@ VERDICTS: tuple[Verdict, ...] = (
             "transport lines (NCCL_DEBUG=INFO) and link counters",
             "waits per source, as DeepEP statistics give them",
         ),
+        ("comm-host-exchange",),
     ),
     Verdict(
         "comm.timeout_near",

@@ -22,6 +22,7 @@ VERDICTS: tuple[Verdict, ...] = (
             "Else max_split_size_mb or garbage_collection_threshold; replay the history before deciding.",
         ),
         needs=(*RECORD, "or an allocator snapshot"),
+        remedies=("snapshot-move-pins",),
     ),
     Verdict(
         id="mem.fragmentation_contributes",
@@ -137,6 +138,7 @@ VERDICTS: tuple[Verdict, ...] = (
         refuted="An error follows for the same device.",
         do=("Leave headroom; correlate with stalls; only then quieten the log.",),
         needs=("server log or memory_stats",),
+        remedies=("leave-headroom",),
     ),
     Verdict(
         id="mem.host_oom",
@@ -146,6 +148,7 @@ VERDICTS: tuple[Verdict, ...] = (
         refuted="A word such as oom_score alone; a zero counter; exit 137 with another reason.",
         do=("Smaller pinned and offload buffers, fewer loader workers, a larger container limit.",),
         needs=("kernel log, journal or container status",),
+        remedies=("smaller-host-buffers",),
     ),
     Verdict(
         id="mem.oom_unexplained",

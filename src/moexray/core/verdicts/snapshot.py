@@ -50,6 +50,7 @@ VERDICTS: tuple[Verdict, ...] = (
         refuted="Hits of the cache only, or growth at start-up only.",
         do=("One buffer that is allocated once and reused.", "Pad the length to a few sizes."),
         needs=("allocator snapshot with history",),
+        remedies=("snapshot-pooled-buffer",),
     ),
     Verdict(
         id="mem.small_blocks",
@@ -59,5 +60,6 @@ VERDICTS: tuple[Verdict, ...] = (
         refuted="Nothing stuck beside them.",
         do=("Pool or batch the allocations of that call site.",),
         needs=("allocator snapshot with history",),
+        remedies=("snapshot-batch-small",),
     ),
 )

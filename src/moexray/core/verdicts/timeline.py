@@ -25,6 +25,7 @@ VERDICTS: tuple[Verdict, ...] = (
         ("Bucket or pad lengths.", "Preallocate the largest shape.", "Cap the growth, leave headroom.",
          "Measure growable segments before relying on them."),
         (TRACE, "memory_stats samples", "nvidia-smi samples"),
+        ("leave-headroom",),
     ),
     Verdict(
         "mem.empty_cache_in_hot_path",
@@ -62,6 +63,7 @@ VERDICTS: tuple[Verdict, ...] = (
         "rearrangement in the gap.",
         ("gc.collect() and gc.freeze() after warm-up, collections at idle.",),
         (TRACE, "the engine's log"),
+        ("host-freeze-gc",),
     ),
     Verdict(
         "host.stall",

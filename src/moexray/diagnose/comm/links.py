@@ -86,7 +86,7 @@ def _slow(batch: Batch, out: Outlier, lines: Sequence[Row], limits: Limits, *, c
             ),
             *(Evidence(r["source"], r["where"], r["text"]) for r in lines[:SHOWN]),
         ),
-        remedies=(remedy("comm-check-link", ranks=names),),
+        remedies=(remedy("comm-check-link", ranks=names), remedy("comm-host-exchange")),
         settle_with=() if lines else (TRACES, "transport lines (NCCL_DEBUG=INFO) and link counters"),
     )
 
@@ -138,6 +138,6 @@ def _transport(weak: dict[int, list[Row]]) -> Finding:
         value=float(len(rows)),
         unit="count",
         evidence=tuple(Evidence(r["source"], r["where"], r["text"]) for r in shown),
-        remedies=(remedy("comm-check-link", ranks=names),),
+        remedies=(remedy("comm-check-link", ranks=names), remedy("comm-host-exchange")),
         settle_with=(TRACES, "link counters of that node"),
     )

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING
 import click
 from click.shell_completion import CompletionItem
 
-from moexray.core.remedies import remedy
+from moexray.core.remedies import REMEDIES
 from moexray.core.verdicts import VERDICTS, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from moexray.core.finding import Remedy
 
 __all__ = ["command"]
 
@@ -28,12 +30,18 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 @click.command("explain")
 @click.argument("id", required=False, shell_complete=_complete)
 def command(id: str | None) -> None:
-    """What verdict ID means and how it is decided; without ID or with a part of one, a list."""
+    """What verdict ID means and how it is decided; without ID or with a part of one, a list.
+
+    ID may also be that of a remedy, as the JSON documents name it.
+    """
     if id is None:
         _list(VERDICTS)
         return
     word = id.strip().lower()
     found = [v for v in VERDICTS if v.id == word] or [v for v in VERDICTS if word in v.id]
+    if entry := next((r for r in REMEDIES if r.id == word), None):
+        click.echo(_lines(entry.id, [("do", entry.action), *of(entry), ("for", _verdicts(entry))]))
+        return
     if not found:
         near = difflib.get_close_matches(word, [v.id for v in VERDICTS], 3, 0.5)
         click.echo(f"error: there is no verdict {id}", err=True)
@@ -54,24 +62,37 @@ def _list(verdicts: Sequence[Verdict]) -> None:
 
 def calls(v: Verdict) -> list[tuple[str, str]]:
     """(title, text) of the remedies that are a call inside the engine's process."""
-    out = []
-    for entry in map(remedy, v.remedies):
-        out += [("call", entry.call), ("first", entry.needs), ("mind", entry.caveats)]
-        out += [("verify", entry.verify), ("undo", entry.undo)]
-    return out
+    return [line for entry in REMEDIES if entry.id in v.remedies for line in of(entry)]
+
+
+def of(entry: Remedy) -> list[tuple[str, str]]:
+    """(title, text) of a remedy, without what to do."""
+    return [("call", entry.call), ("first", entry.needs), ("mind", entry.caveats), ("verify", entry.verify),
+            ("undo", entry.undo)]  # fmt: skip
+
+
+def _verdicts(entry: Remedy) -> str:
+    return ", ".join(v.id for v in VERDICTS if entry.id in v.remedies)
 
 
 def render(v: Verdict) -> str:
     """One verdict as text."""
-    parts = [v.id]
-    for title, text in (
-        ("means", v.means),
-        ("decided", v.decided),
-        ("refuted", v.refuted),
-        *(("do", d) for d in v.do),
-        ("needs", "; ".join(v.needs)),
-        *calls(v),
-    ):
+    return _lines(
+        v.id,
+        [
+            ("means", v.means),
+            ("decided", v.decided),
+            ("refuted", v.refuted),
+            *(("do", d) for d in v.do),
+            ("needs", "; ".join(v.needs)),
+            *calls(v),
+        ],
+    )
+
+
+def _lines(head: str, texts: Sequence[tuple[str, str]]) -> str:
+    parts = [head]
+    for title, text in texts:
         label = f"  {title + ':':<9}"
         parts += textwrap.wrap(
             text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False

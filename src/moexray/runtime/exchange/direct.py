@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from moexray.runtime.exchange.mesh import Mesh
@@ -23,10 +23,11 @@ class _Piece(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
+_readv: Any = None
 try:
     _readv = ctypes.CDLL(None, use_errno=True).process_vm_readv
 except (OSError, AttributeError):  # not Linux, or a C library without it
-    _readv = None
+    pass
 else:
     _readv.restype = ctypes.c_ssize_t
     _pieces = (ctypes.POINTER(_Piece), ctypes.c_ulong)
