@@ -59,12 +59,14 @@ class Source:
         file: The file on disk; None when `content` is given.
         content: The bytes themselves (standard input, tests).
 
-    `problems` collects what was wrong on the way in (damaged gzip, encoding, ...).
+    `problems` collects what was wrong on the way in (damaged gzip, encoding, ...). `parts` are the files
+    of an artefact that is a folder (this one is their first).
     """
 
     def __init__(self, path: str, file: Path | None = None, content: bytes | None = None) -> None:
         self.path, self.file = path, file
         self.problems: list[Problem] = []
+        self.parts: tuple[Source, ...] = ()
         self._content = content
         self._data: bytes | None = None
         self._head: bytes | None = None

@@ -78,6 +78,7 @@ class Grid:
 SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.smi:query_gpu",
     "moexray.readers.shapes.smi:query_apps",
+    "moexray.readers.shapes.nsys_stats:stats_table",
     "moexray.readers.shapes.bench_table:card_table",
     "moexray.readers.shapes.memory_stats:memory_stats_csv",
     "moexray.readers.shapes.matrix:read_table",
@@ -256,13 +257,15 @@ def _row(line: str, separator: str) -> tuple[str, ...]:
 
 
 def _blocks(rows: list[tuple[int, tuple[str, ...]]]) -> list[list[tuple[int, tuple[str, ...]]]]:
-    """Cuts rows into tables: a new one begins after a blank line with a header of its own."""
+    """Cuts rows into tables: a new one begins after a blank line (and a title) with a header of its own."""
     blocks: list[list[tuple[int, tuple[str, ...]]]] = [[]]
     blank = False
     for i, cells in rows:
         if not cells:
             blank = True
             continue
+        if blank and len(cells) == 1:
+            continue  # the title of the next table
         now = blocks[-1]
         if blank and now and len(cells) != len(now[0][1]) and len(cells) > 1 and _is_header(cells, ()):
             blocks.append([])

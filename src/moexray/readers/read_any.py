@@ -12,7 +12,7 @@ from moexray.core.errors import EmptyError, LimitError, ReadError, UnsafeError
 from moexray.core.run import Reading, Run, Skipped, build_run, merge
 from moexray.core.source import HEAD_BYTES, MAX_FILES, MAX_LOAD_BYTES, Problem, Source, walk
 from moexray.core.store import is_saved, load
-from moexray.readers import READERS, text
+from moexray.readers import READERS, nsys_parquet, text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["read_any", "read_sources"]
 
-BINARY = ("torch", "npz", "nsys", "safetensors", "pickle")
+BINARY = ("torch", "npz", "nsys", "nsys parquet", "safetensors", "pickle")
 FOREIGN = (".png", ".jpg", ".jpeg", ".gif", ".pdf", ".zip", ".html", ".xlsx", ".docx", ".exe", ".so", ".mp4")
 MINOR = ("input.encoding", "input.json_repaired", "input.dialect", "input.missing_values")
 REASON = 240  # characters of the reason why a file is skipped
@@ -75,7 +75,7 @@ def read_sources(
     """Reads sources in order; see read_any."""
     readings: list[tuple[str, Reading]] = []
     left_out = list(skipped)
-    for source in _members(sources, left_out, readings):
+    for source in _exports(_members(sources, left_out, readings)):
         if progress:
             progress(source.path)
         reading, reason = read_one(source)
@@ -179,12 +179,12 @@ def _check_name(source: Source, reader: Reader, out: Reading) -> None:
                 out.problem("input.name_mismatch", text, values={"expected": kind})
         elif source.compression == kind and out.rows and "." in name:
             out.problem("input.name_mismatch", f"the content is {kind}, the name does not say so")
-    claimed = next((r.name for r in READERS for s in r.suffixes if stem.endswith(s)), None)
-    claimed = claimed or next((e[1:] for e in FOREIGN if stem.endswith(e)), None)
+    claims = [r.name for r in reversed(READERS) for s in r.suffixes if stem.endswith(s)]
+    claims = claims or [e[1:] for e in FOREIGN if stem.endswith(e)][:1]
     shared = {"text"} if reader.name not in BINARY else set()  # any text may be called .log or .txt
     shared |= {"csv", "text"} if reader.name in ("csv", "text") else set()
-    if claimed and out.rows and claimed not in (reader.name, *shared):
-        out.problem("input.name_mismatch", f"the name says {claimed}, the content is {reader.name}")
+    if claims and out.rows and not shared.union((reader.name,)).intersection(claims):
+        out.problem("input.name_mismatch", f"the name says {claims[0]}, the content is {reader.name}")
 
 
 def _members(
@@ -210,6 +210,25 @@ def _members(
             reading.problem("input.truncated", f"the {kind} archive is damaged ({why})", lost=None)
             readings.append((source.path, reading))
             skipped.append(Skipped(source.path, f"the {kind} archive is damaged ({why})"))
+
+
+def _exports(sources: Iterable[Source]) -> Iterator[Source]:
+    """Yields sources; the Parquet tables of one folder are put together as one."""
+    folders: dict[str, list[Source]] = {}
+    for source in sources:
+        if nsys_parquet.sniff(source.head):
+            folders.setdefault(source.path.rpartition("/")[0], []).append(source)
+        else:
+            yield source
+    for folder, tables in folders.items():
+        first = tables[0]
+        if len(tables) == 1:
+            yield first
+            continue
+        own = first.file.resolve().parent.name if first.file is not None else first.name
+        whole = Source(folder or own, first.file, None if first.file is not None else first.data())
+        whole.parts = tuple(tables)
+        yield whole
 
 
 def _archive(source: Source) -> str:

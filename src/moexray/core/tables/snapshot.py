@@ -45,7 +45,7 @@ SNAPSHOT = Table(
         Column("rank", "int", "", "Rank, from the content or from the name of the dump."),
         Column("device", "int", "", "Device index."),
         Column("version", "str", "", "Release of torch that its keys point to (a guess), e.g. 2.5+."),
-        Column("segments", "int", "", "Segments of this device; null where the file has no list of segments."),
+        Column("segments", "int", "", "Segments of this device; null where the file lists none at all."),
         Column("events", "int", "", "Events of its history; null where the file has no place for one."),
         Column("overflowed", "bool", "", "The history has wrapped; null where the file has no such flag."),
         Column("max_entries", "int", "", "Length of the ring, where written."),

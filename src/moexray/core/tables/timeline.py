@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from moexray.core.schema import Column, Table
 
-__all__ = ["CATEGORIES", "TABLES", "TRACE", "TRACE_COMM", "TRACE_MEMORY"]
+__all__ = ["CATEGORIES", "PROFILE_SUM", "TABLES", "TRACE", "TRACE_COMM", "TRACE_MEMORY"]
 
 # Codes of TRACE.category, by position.
 CATEGORIES = (
@@ -75,4 +75,21 @@ TRACE_MEMORY = Table(
     ),
 )
 
-TABLES: tuple[Table, ...] = (TRACE, TRACE_COMM, TRACE_MEMORY)
+PROFILE_SUM = Table(
+    "profile_sum",
+    "Sums of a profiler's report (nsys stats): what took how long, without times; no rule may say from it "
+    "who waited for whom.",
+    (
+        Column("kind", "str", "", "kernel, call (of an API), copy (or fill), range (NVTX)."),
+        Column("name", "str", "", "Kernel, call, direction of the copy, or range, as written."),
+        Column("count", "int", "", "How many there were."),
+        Column("total_s", "float", "s", "Sum of their durations."),
+        Column("mean_s", "float", "s", "Mean duration."),
+        Column("median_s", "float", "s", "Median duration."),
+        Column("least_s", "float", "s", "Shortest."),
+        Column("most_s", "float", "s", "Longest."),
+        Column("std_s", "float", "s", "Standard deviation of the durations."),
+    ),
+)
+
+TABLES: tuple[Table, ...] = (TRACE, TRACE_COMM, TRACE_MEMORY, PROFILE_SUM)

@@ -77,7 +77,7 @@ def describe(run: Run) -> dict[str, Any]:
         raise UsageError(
             "no trace to look at",
             where=run.nothing_found(),
-            hint="a torch.profiler trace or an Nsight Systems export; see docs/capture.md",
+            hint="a torch.profiler trace or an Nsight Systems export with events (sums hold no times)",
         )
     out: dict[str, list[dict[str, Any]]] = {
         "ranks": [], "streams": [], "gaps": [], "collectives": [], "steps": [],
