@@ -14,7 +14,7 @@ from torch import distributed as dist
 from torch.distributed import distributed_c10d
 
 from moexray.core.errors import ExchangeError
-from moexray.runtime.exchange import Exchange, Options, attach
+from moexray.runtime.exchange import RUNGS, Exchange, Options, attach
 
 PLAIN = dist.all_to_all_single
 DTYPES = ("float32", "bfloat16", "int64", "uint8", "bool", "float16", "complex64")
@@ -120,6 +120,32 @@ def device_rung(rank, world):
         "rung": first, "last": handle.rung, "outs": outs, "fallbacks": fallbacks, "calls": len(calls),
         "restored": dist.all_to_all_single is fragile, "exchanges": exchanges,
     }
+
+
+def all_rungs(rank, world):
+    """Down the whole ladder in one call: the device fails on rank 0, gloo and memory on rank 1."""
+    backend, plain = dist.get_backend, distributed_c10d.all_to_all_single
+    dist.get_backend = lambda group=None: "fake"
+
+    def fragile(*args, **kwargs):
+        if rank == 0:
+            raise RuntimeError("CUDA error")
+
+    dist.all_to_all_single = fragile
+    options = Options(rungs=RUNGS, timeout_s=9.0, spare_bytes=1 << (60 if rank else 20))
+    with attach(options=options) as handle:
+        first = handle.rung
+        if rank == 1:
+            distributed_c10d.all_to_all_single = lambda *a, **k: 1 / 0
+        outs = []
+        for turn in range(2):
+            out = torch.zeros(world, dtype=torch.int64)
+            dist.all_to_all_single(out, torch.arange(world) + 10 * rank + 100 * turn)
+            outs.append(out.tolist())
+        fallbacks = [(f.from_rung, f.to_rung, f.sequence, f.reasons) for f in handle.counters().fallbacks]
+        exchanges = handle.counters().exchanges
+    dist.get_backend, distributed_c10d.all_to_all_single = backend, plain
+    return {"rung": first, "last": handle.rung, "outs": outs, "fallbacks": fallbacks, "exchanges": exchanges}
 
 
 def off(rank, world):

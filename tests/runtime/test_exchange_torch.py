@@ -13,7 +13,7 @@ WORKER = Path(__file__).parents[1] / "exchange_torch_worker.py"
 
 
 # One start of two processes for all of them: torch takes seconds to import. The last one breaks its group.
-SCENARIOS = "equal,off,raises,device_rung,sizes,gloo_rung"
+SCENARIOS = "equal,off,raises,device_rung,sizes,all_rungs,gloo_rung"
 
 
 def _play(scenarios, world, store):
@@ -70,6 +70,19 @@ def test_a_failed_device_call_is_repeated_over_gloo(two):
         assert seen["fallbacks"] == [["device", "gloo", 3, {"0": reason}]]
         assert seen["restored"]
         assert seen["exchanges"] == 4
+
+
+def test_down_the_whole_ladder_within_one_call(two):
+    for rank, seen in enumerate(two["all_rungs"]):
+        assert (seen["rung"], seen["last"], seen["exchanges"]) == ("device", "ring", 2)
+        assert seen["outs"] == [[100 * turn + rank, 100 * turn + rank + 10] for turn in range(2)]
+        assert [step[:3] for step in seen["fallbacks"]] == [
+            ["device", "gloo", 1], ["gloo", "shm", 1], ["shm", "ring", 1],
+        ]  # fmt: skip
+        device, gloo, shm = (step[3] for step in seen["fallbacks"])
+        assert device == {"0": "device: RuntimeError('CUDA error')"}
+        assert "ZeroDivisionError" in gloo["1"]
+        assert shm["1"].startswith("shm: memory is short: ")
 
 
 def test_switched_off_on_one_rank_is_off_on_all(two):
