@@ -19,11 +19,11 @@ from moexray.core.finding import SEVERITIES, Evidence, Finding, Remedy, Subject
 from moexray.core.limits import Limits
 from moexray.core.rank_name import rank_in_name
 from moexray.core.run import Run, Skipped, merge
-from moexray.core.source import Source
 from moexray.core.store import load, save
 from moexray.diagnose.chain import link, order, unique
 from moexray.diagnose.engine import Diagnosis, diagnose
 from moexray.readers.read_any import read_sources
+from moexray.readers.remote import is_url, local, version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -46,7 +46,7 @@ class Unit:
     Args:
         name: "rank 12", or the path of a file whose name states no rank.
         rank: As the names state it.
-        files: Pairs (name to report, path on this machine).
+        files: Pairs (name to report, path on this machine or URL).
     """
 
     name: str
@@ -104,7 +104,8 @@ def summarise(
     place = Path(folder) / hashlib.sha256(unit.name.encode()).hexdigest()[:20]
     if (known := _known(unit, place, print_)) is not None:
         return known
-    run = read_sources([Source(name, Path(path)) for name, path in unit.files])
+    with local(unit.files) as sources:
+        run = read_sources(sources)
     inner = replace(
         run,
         problems=(),
@@ -169,8 +170,13 @@ def conclude(
 
 def _fingerprint(unit: Unit, limits: Limits, *, secrets: bool) -> str:
     """Changes with the files (size, time of change), the version and the thresholds."""
-    stats = [(name, (s := Path(path).stat()).st_size, s.st_mtime_ns) for name, path in unit.files]
+    stats = [(name, version(path) if is_url(path) else _version(Path(path))) for name, path in unit.files]
     return hashlib.sha256(repr((__version__, limits, secrets, stats)).encode()).hexdigest()
+
+
+def _version(path: Path) -> tuple[int, int]:
+    seen = path.stat()
+    return seen.st_size, seen.st_mtime_ns
 
 
 def _known(unit: Unit, place: Path, print_: str) -> Summary | None:
@@ -239,7 +245,8 @@ def _choose(
 
 
 def _read(chosen: Sequence[Summary]) -> Run:
-    return read_sources([Source(name, Path(path)) for s in chosen for name, path in s.unit.files])
+    with local(pair for s in chosen for pair in s.unit.files) as sources:
+        return read_sources(sources)
 
 
 def _of_rank(summary: Summary) -> list[Finding]:

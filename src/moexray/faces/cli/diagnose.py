@@ -19,6 +19,7 @@ from moexray.faces.cli.say import say
 from moexray.faces.cli.screen import as_markdown, as_text
 from moexray.faces.plain import visible
 from moexray.readers.read_any import read_any
+from moexray.readers.remote import is_url
 
 if TYPE_CHECKING:
     from moexray.core.limits import Limits
@@ -52,12 +53,14 @@ def command(
 ) -> None:
     """Say what broke, from whatever artefacts there are.
 
-    PATH is a file or a folder (logs, nvidia-smi output, metrics, benchmarks, snapshots, dumps,
+    PATH is a file, a folder or a URL (logs, nvidia-smi output, metrics, benchmarks, snapshots, dumps,
     traces, expert counts), or - for standard input. Exit code: 0 nothing found at or above
     --fail-on, 1 findings, 2 bad usage or no usable input.
     """
     with refusing():
-        check_paths(paths)
+        check_paths(p for p in paths if not is_url(p))
+        if any(map(is_url, paths)):
+            more["executor"] = more["executor"] or "processes"
         check_new(report, force=more["force"])
         limits = load_limits(limits_file) if limits_file else None
         result = _fleet(paths, limits, more) if more["executor"] else _diagnose(paths, limits, more)

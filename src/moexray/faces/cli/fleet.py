@@ -18,6 +18,7 @@ import click
 from moexray.core.errors import UsageError
 from moexray.diagnose.fleet import Summary, Unit, conclude, summarise, units
 from moexray.faces.cli.say import say
+from moexray.readers.remote import find, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +40,7 @@ def diagnose_fleet(
     """Summarises every rank below the paths, wherever the executor runs, and concludes here.
 
     Args:
-        paths: Folders (or files) with one set of artefacts a rank.
+        paths: Folders, files or URLs with one set of artefacts a rank.
         limits: Thresholds.
         executor: "processes" or "ray".
         workers: How many at a time; as many as there are cores where None.
@@ -163,15 +164,19 @@ def _files(paths: Sequence[str]) -> list[tuple[str, str]]:
 
     out: list[tuple[str, str]] = []
     for given in paths:
-        path = Path(given)
         top = "" if len(paths) == 1 else f"{given.rstrip('/')}/"
+        if is_url(given):
+            out += [(top + name, url) for name, url in find(given)]
+            continue
+        path = Path(given)
         out += [(top + name if path.is_dir() else given, str(file)) for name, file in walk(path)[0]]
     return out
 
 
 def _cache(paths: Sequence[str]) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moexray" / "fleet"
-    return base / hashlib.sha256("\0".join(str(Path(p).resolve()) for p in paths).encode()).hexdigest()[:16]
+    whole = "\0".join(p if is_url(p) else str(Path(p).resolve()) for p in paths)
+    return base / hashlib.sha256(whole.encode()).hexdigest()[:16]
 
 
 @contextmanager
