@@ -178,9 +178,10 @@ def test_windows_with_a_mark_are_set_aside_and_counted():
 
 def test_a_mark_touches_the_windows_it_overlaps():
     place = next(iter(places(1)))
-    at = np.array([0.05, 0.15, 0.25, 0.35])
-    slot = Slot(place, 0.0, at, at, marks=(Mark("snapshot", 0.12, 0.21),))
-    assert slot.clean().tolist() == [True, False, False, True]
+    at = np.array([0.05, 0.15, 0.25, 0.35, 0.45])
+    lasted = np.array([0.01, 0.01, 0.01, 0.01, 0.3])
+    slot = Slot(place, 0.0, at, lasted, marks=(Mark("snapshot", 0.12, 0.21),))
+    assert slot.clean().tolist() == [True, False, False, True, False]
     assert slot.marked() == {"snapshot": 2}
 
 

@@ -24,6 +24,7 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("routing", "moexray.faces.cli.routing", "Load of experts and ranks, its drift, layer by layer."),
     ("plan", "moexray.faces.cli.plan", "Where experts should lie, from recorded traffic."),
     ("whatif", "moexray.faces.cli.whatif", "Try other settings on your own history."),
+    ("ab", "moexray.faces.cli.ab", "Compare two settings of a live server; roll back the worse."),
     ("lab", "moexray.faces.cli.lab", "Make incidents on purpose."),
     ("exporter", "moexray.faces.cli.exporter", "Serve metrics to Prometheus, live or of a recording."),
     ("watch", "moexray.faces.cli.watch", "Diagnose a recording while it grows."),

@@ -114,7 +114,9 @@ def outcome(
     """  # fmt: skip
     before, after, difference, ratio = drawn.intervals()
     width = None if margin is None else margin.of(before.value)
-    verdict, reason = ("cannot tell", missing) if missing else judge(difference, width, better)
+    verdict, reason = judge(difference, width, better)
+    if missing:
+        verdict, reason = "cannot tell", missing
     return Outcome(
         figure=figure,
         unit=unit,

@@ -156,6 +156,10 @@ def _notes(
     marked: Mapping[str, tuple[int, int]],
 ) -> list[str]:  # fmt: skip
     out = [trial.noisy] if trial.noisy else []
+    if trial.noisy and trial.decision.verdict == "worse":
+        out.append(
+            "that B is worse holds on a noisy machine, too: the coin lets the noise fall on both arms alike"
+        )
     if trial.control.verdict in ("better", "worse"):
         out.append("A differs from A: the instrument is at fault, so nothing is said of B")
     if trial.stopped:

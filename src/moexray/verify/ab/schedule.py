@@ -65,8 +65,8 @@ class Slot:
     Args:
         place: Where it stood in the schedule.
         start_s: When it began, on any one clock.
-        at_s: [n] when each value was due or ended, on the same clock.
-        value_s: [n] latencies.
+        at_s: [n] when each value ended, on the same clock.
+        value_s: [n] latencies; each lasted from at_s - value_s to at_s.
         cpu_s: [n] processor time of each; empty where unknown.
         marks: What else happened meanwhile.
         errors: Requests that failed.
@@ -83,12 +83,12 @@ class Slot:
     gauges: tuple[tuple[str, float], ...] = ()
 
     def clean(self) -> NDArray[np.bool_]:
-        """[n] whether the window of 100 ms that a value stands in holds no mark."""
+        """[n] whether none of the windows of 100 ms that a value lasted through holds a mark."""
         out = np.ones(len(self.at_s), bool)
-        window = np.floor((self.at_s - self.start_s) / WINDOW_S)
+        begin, end = (np.floor((t - self.start_s) / WINDOW_S) for t in (self.at_s - self.value_s, self.at_s))
         for mark in self.marks:
             first, last = (np.floor((t - self.start_s) / WINDOW_S) for t in (mark.start_s, mark.end_s))
-            out &= (window < first) | (window > last)
+            out &= (end < first) | (begin > last)
         return out
 
     def marked(self) -> dict[str, int]:

@@ -268,7 +268,7 @@ def _figures(
 
 
 def _quantile_draws(
-    held: NDArray[np.float64], tops: NDArray[np.float64], qs: list[float], picks: NDArray[np.float64]
+    held: NDArray[np.float32], tops: NDArray[np.float64], qs: list[float], picks: NDArray[np.float64]
 ) -> NDArray[np.float64]:
     """[quantiles, resamples] of values counted in cells.
 

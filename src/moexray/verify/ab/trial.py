@@ -212,8 +212,8 @@ def _quiet(plan: Plan, proc: Path, cores: int | None) -> Moment:
         if why := refusal(noise(first, moment(proc, cores)), plan.limits):
             raise UsageError(
                 why, where="load, steal and waiting, read before the trial",
-                hint="stop what else runs or take another machine; measuring all the same gives no verdict "
-                "on wall-clock latency",
+                hint="stop what else runs, take another machine, or measure without a verdict on wall-clock "
+                'latency (Plan(noisy="mark"), --noisy)',
             )  # fmt: skip
     return first
 
