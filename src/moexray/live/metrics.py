@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
-    "LEAST_TOKENS", "METRICS", "SCOPE", "TIMED", "UNKNOWN", "WINDOW_S", "Kind", "Metric", "metric",
+    "DROPS", "LEAST_TOKENS", "METRICS", "SCOPE", "TIMED", "UNKNOWN", "WINDOW_S", "Kind", "Metric", "metric",
 ]  # fmt: skip
 
 Kind = Literal["gauge", "counter", "histogram"]
@@ -34,6 +34,13 @@ COMM_BUCKETS = (
     0.00001, 0.000025, 0.00005, 0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 1.0,
 )  # fmt: skip
 
+# What can be lost, as (signal, reason): a closed set, each at 0 from the start, so that `increase` sees the
+# first loss. docs/live.md says what each means.
+DROPS = (
+    ("series", "ceiling"), ("records", "overwritten"), ("records", "not_recorded"), ("rings", "refused"),
+    ("files", "unreadable"), ("samples", "queue_full"), ("samples", "refused"), ("samples", "closed"),
+    ("updates", "failed"),
+)  # fmt: skip
 # Verdicts that stop or stretch steps: what may explain a spike. A closed set, so that the label cannot
 # grow; UNKNOWN is a spike that none of them explains.
 UNKNOWN = "unknown"
@@ -164,7 +171,7 @@ def _steps() -> tuple[Metric, ...]:
 def _own() -> tuple[Metric, ...]:
     return (
         Metric("moex_exporter_dropped_total", "counter", ("signal", "reason"),
-               "What was lost, in units of its signal: series (refused updates), steps, samples, alerts.",
+               "What was lost, in units of its signal; docs/live.md lists the reasons.",
                scoped=False),
         Metric("moex_exporter_lag_seconds", "gauge", (), "Age of the newest data of the page.", scoped=False),
         Metric("moex_build_info", "gauge", ("version", "schema"), "1; joins versions.", scoped=False),

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from moexray import __version__
-from moexray.live.metrics import METRICS, metric
+from moexray.live.metrics import DROPS, METRICS, metric
 
 if TYPE_CHECKING:
     from collections.abc import Container, Iterator, Mapping, Sequence
@@ -81,7 +81,7 @@ class Page:
     """Holds the series; threads may share it.
 
     Args:
-        ceiling: Most series; those about the exporter itself always have their place.
+        ceiling: Most series, those about the exporter itself (a dozen) not counted.
     """
 
     def __init__(self, ceiling: int = CEILING) -> None:
@@ -91,6 +91,10 @@ class Page:
         self._fresh_s = 0.0
         self.own = Scope(self)
         self.own.set("moex_build_info", 1, __version__, SCHEMA)
+        for signal, reason in DROPS:
+            self.drop(signal, reason, 0)
+        self.own_series = self.series  # of a page without data
+        self.ceiling += self.own_series
 
     def scope(self, *, model: str = "", engine: str = "", rank: object = "") -> Scope:
         """A writer whose metrics share these labels; empty ones are left out."""

@@ -99,6 +99,8 @@ class Watch:
     ) -> None:
         self.folder, self.every_s, self._tell = folder, every_s, tell
         self._told: dict[tuple[object, ...], None] = {}
+        for cause in (*TIMED, UNKNOWN):  # at 0 from the start: `increase` sees the first spike
+            folder.scope().add("moex_spike_total", 0, cause)
 
     def update(self) -> Report | None:
         """One look.

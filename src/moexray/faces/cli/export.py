@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import UsageError
+from moexray.faces.cli.export_config import commands
 from moexray.faces.cli.new_file import check_new
 from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
@@ -24,7 +25,11 @@ CHUNK = 5_000  # events encoded at once
 
 @click.group("export")
 def command() -> None:
-    """Write what was read and found for other tools to open."""
+    """Write what was read and found for other tools to open, and their configurations."""
+
+
+for _one in commands():
+    command.add_command(_one)
 
 
 @command.command("perfetto")

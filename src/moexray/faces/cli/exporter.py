@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = ["LISTEN", "command", "read_token", "serving", "until_stopped"]
 
-EMPTY = 1  # series of a page without data: moex_build_info
 SWITCH_S = 0.001  # a scrape gets its turn from the reading of rings; 5 ms is Python's own
 LISTEN = "127.0.0.1:9464"  # the port that OpenTelemetry's Prometheus exporters use
 
@@ -75,7 +75,7 @@ def command(
 
     logging.basicConfig(format="%(levelname)s: %(message)s")
     sys.setswitchinterval(SWITCH_S)
-    try:
+    with refusing():
         page = Page(ceiling)
         remote = None
         if remote_write:
@@ -84,12 +84,9 @@ def command(
         sources = list(_sources(page, folder, _count(top), more))
         exporter = Exporter(page, sources, listen=listen, token=read_token(token_file), remote=remote)
         exporter.start()
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     where = exporter.server.url if exporter.server else ""
     say(f"serving {counted(page.series, 'series', 'series')} at {where}/metrics; Ctrl-C ends it", err=True)
-    if not folder and page.series == EMPTY:
+    if not folder and page.series == page.own_series:
         say("no running engine has a ring yet; those that come are found (docs/live.md)", err=True)
     until_stopped()
     exporter.close()

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError
 from moexray.faces.cli.exporter import read_token, serving, until_stopped
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted, human_seconds
 
@@ -49,7 +48,7 @@ def command(
     from moexray.live.watch import Watch
 
     logging.basicConfig(format="%(levelname)s: %(message)s")
-    try:
+    with refusing():
         page = Page()
         names = Names(more["model"], more["engine"])
         read = Folder(page, folder, names, window_s=0 if more["once"] else window_s)
@@ -59,9 +58,6 @@ def command(
             return
         exporter = Exporter(page, [watch], listen=listen, token=read_token(token_file))
         exporter.start()
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     if exporter.server:
         say(f"serving {exporter.server.url}/metrics", err=True)
     until_stopped()
