@@ -29,6 +29,16 @@ def test_causes_that_were_not_found_are_dropped():
     assert one.implied_by == ()
 
 
+def test_what_stops_one_rank_does_not_make_another_late():
+    late = f("comm.straggler_wait", subject=Subject(rank=0))
+    other = f("host.gc_pause", subject=Subject(rank=1))
+    assert link([late, other])[0].implied_by == ()
+    assert link([late, f("host.gc_pause", subject=Subject(rank=0))])[0].implied_by == ("host.gc_pause",)
+    assert link([late, f("host.gc_pause")])[0].implied_by == ("host.gc_pause",)
+    waits = f("comm.timeout_near", subject=Subject(rank=2))
+    assert link([waits, late])[0].implied_by == ("comm.straggler_wait",)
+
+
 def test_statements_about_inputs_lead_only_when_the_system_is_sound():
     assert ids(order(link([f("input.truncated", "error"), f("mem.x", "warn")]))) == ["mem.x", "input.truncated"]
     assert ids(order(link([f("mem.x", "info"), f("input.truncated", "warn")]))) == ["input.truncated", "mem.x"]

@@ -21,6 +21,7 @@ from moexray.analyse.gaps import COMPILING
 from moexray.analyse.timeline import DRIVER, OPERATOR, PYTHON, RUNTIME, Cover
 from moexray.analyse.timeline_comm import launch_times
 from moexray.analyse.timeline_host import COLLECT, DEVICE_MEMORY, RELEASE
+from moexray.analyse.timeline_late import USUAL
 from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ KINDS = ("memory", "jit", "gc", "host")  # what a stalled rank did, as far as it
 LEAST_STEPS = 8
 STALL_SHARE = 0.1  # of the median pace: less is the unrest of a healthy run
 STALL_SPREAD = 5.0  # median deviations of the place and rank
-SLOW = 2.0  # times the 20th percentile of its place: no usual transfer, as in slow_columns
+SLOW = 2.0  # times a quick transfer of its place: no usual one, as in slow_columns
 FOLLOWS = 0.5  # share of the variance of transfers that the work of the fullest rank must explain
 WAITING = lazy(rf"Synchronize|{RELEASE.pattern}")  # the host waits for the device, a release too
 EXPLAINS = 0.3  # share of the excess that calls of a kind must cover
@@ -190,7 +191,7 @@ def clockwork(c: Collectives) -> Clockwork | None:
     usually, unrest, usual = np.zeros_like(segment), np.zeros_like(segment), np.zeros_like(transfer)
     for p in np.unique(place):
         there = np.flatnonzero(place == p)
-        quick = transfer[there] <= SLOW * np.percentile(transfer[there], 20)  # slow ones may be many
+        quick = transfer[there] <= SLOW * np.percentile(transfer[there], USUAL)  # slow ones may be many
         usual[there] = np.median(transfer[there][quick])
         for rank in range(len(c.profiles)):
             mine = there[present[rank, there]]

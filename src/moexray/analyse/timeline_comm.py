@@ -196,6 +196,11 @@ class Collectives:
             found.append(Offset(rank, middle, residual, slope * 1e6, int(np.count_nonzero(both))))
         return found
 
+    def shift(self, profile: Profile, base: Profile) -> int:
+        """What to add to a time of `base` to get it on the clock of `profile`, ns."""
+        ahead = {self.profiles[o.rank].source: o.offset_ns for o in self.offsets}
+        return round(ahead.get(profile.source, 0.0) - ahead.get(base.source, 0.0))
+
     def end_residual(self, columns: NDArray[np.int64]) -> float:
         """How far the ends of a collective lie apart once the clocks are aligned, median, ns."""
         shift = np.zeros((len(self.profiles), 1))

@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.analyse.timeline import ANNOTATION, DRIVER, OPERATOR, PYTHON, RUNTIME, SYNC, Cover
+from moexray.analyse.timeline import (
+    ANNOTATION,
+    DRIVER,
+    HOST_MOVES,
+    KERNEL,
+    MEMCPY,
+    MEMSET,
+    OPERATOR,
+    PYTHON,
+    RUNTIME,
+    SYNC,
+    Cover,
+)
 from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
@@ -22,7 +34,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BUSY", "COLLECT", "COMPILE", "DEVICE_MEMORY", "EMPTY_CACHE", "MOSTLY", "REARRANGE", "RELEASE",
-    "AllocCalls", "Silences", "alloc_calls", "cover_of", "silences",
+    "SNAPSHOT", "AllocCalls", "Silences", "alloc_calls", "cover_of", "has_host", "silences",
 ]  # fmt: skip
 
 SUFFIX = r"(?:_v\d+|_ptsz|_ptds)*$"  # Nsight appends the version of the entry point
@@ -38,7 +50,7 @@ RELEASE = lazy(
     + r"|^(?:cu|hip)Mem(?:Free|FreeAsync|Unmap|Release|AddressFree)"
     + SUFFIX
 )
-DEVICE_MEMORY = lazy(f"{ALLOCATE.pattern}|{RELEASE.pattern}")
+DEVICE_MEMORY = lazy(f"{ALLOCATE.pattern}|{RELEASE.pattern}|(?i:{HOST_MOVES.pattern})")
 EMPTY_CACHE = lazy(r"\bempty_?cache\b", re.IGNORECASE)
 COLLECT = lazy(r"(?:\b|_)gc(?:\b|_)|garbage[ _]?collect", re.IGNORECASE)
 COMPILE = lazy(
@@ -47,6 +59,7 @@ COMPILE = lazy(
     re.IGNORECASE,
 )
 REARRANGE = lazy(r"eplb|rearrang|rebalance_?expert|expert_?(?:move|transfer|migrat)", re.IGNORECASE)
+SNAPSHOT = lazy(r"\b_?dump_snapshot\b|memory_?snapshot|\b_snapshot\b", re.IGNORECASE)
 TRIFLE_NS = 50_000  # a release below this had nothing to wait for: start-up
 MOSTLY = 0.5  # share of a silence that a record must cover to explain it
 BUSY = 0.2  # share of a silence in which the device may compute and the silence still costs time
@@ -127,10 +140,20 @@ def _warm_up(step: NDArray[np.int64], freed: NDArray[np.int64], steps: int) -> l
     return head
 
 
+def has_host(profile: Profile) -> bool:
+    """Whether the trace holds calls of the host at all."""
+    return bool(profile.of(RUNTIME, DRIVER, OPERATOR, SYNC).any())
+
+
 def silences(profile: Profile, least_ns: float) -> Silences:
-    """Gaps of the launching lanes longer than `least_ns` in which the device computes nothing either."""
-    on_host = profile.of(RUNTIME, DRIVER, OPERATOR, SYNC) & np.isin(profile.lane, profile.launching)
-    start, end = Cover(profile.start[on_host], profile.end[on_host]).gaps()
+    """Gaps of the launching lanes longer than `least_ns` in which the device computes nothing either.
+
+    Where the trace holds no host, gaps in which the device runs nothing at all stand for them.
+    """
+    busy = profile.of(RUNTIME, DRIVER, OPERATOR, SYNC) & np.isin(profile.lane, profile.launching)
+    if not has_host(profile):
+        busy = profile.of(KERNEL, MEMCPY, MEMSET)
+    start, end = Cover(profile.start[busy], profile.end[busy]).gaps()
     long = end - start > least_ns
     start, end = start[long], end[long]
     idle = profile.compute.within(start, end) <= BUSY * (end - start)
@@ -143,7 +166,18 @@ def silences(profile: Profile, least_ns: float) -> Silences:
     return Silences(start, end, np.where(inside > least_ns, step, -1))
 
 
-def cover_of(profile: Profile, pattern: re.Pattern[str], *categories: int) -> Cover:
-    """When slices of that name run (Python frames, annotations and driver calls unless told otherwise)."""
+def cover_of(
+    profile: Profile, pattern: re.Pattern[str], *categories: int, own_lane: bool = False
+) -> Cover:
+    """When slices of that name run (Python frames, annotations and driver calls unless told otherwise).
+
+    Args:
+        profile: Of one rank.
+        pattern: Of their names.
+        categories: Of the slices.
+        own_lane: Only those of threads that launch kernels.
+    """
     rows = profile.named(pattern, *(categories or (PYTHON, ANNOTATION, DRIVER, RUNTIME)))
+    if own_lane:
+        rows = rows[np.isin(profile.lane[rows], profile.launching)]
     return Cover(profile.start[rows], profile.end[rows])

@@ -21,9 +21,11 @@ if TYPE_CHECKING:
 
     from moexray.analyse.timeline_comm import Collectives
 
-__all__ = ["Late", "Place", "Slow", "late_ranks", "places", "slow_columns", "waited"]
+__all__ = ["USUAL", "Late", "Place", "Slow", "late_ranks", "places", "slow_columns", "waited"]
 
 GROWN = 1.25  # compute of a step / usual from which its batch is taken to have grown
+USUAL = 5  # percentile of transfers that stands for a quick one: slow ones may be most of them
+BEYOND = 0.2  # lateness / (transfer - usual transfer) below which the transfer itself is what is slow
 FEW = 3  # columns of a place from which their median is trusted
 THIRD_LEAST = 9  # columns of a place from which its thirds are looked at, too
 BURST_SHARE = 0.05  # share of all step time that smaller bursts must cost in sum
@@ -35,7 +37,7 @@ class Place:
 
     Args:
         op: Operation.
-        place: Its position in the step.
+        place: Its position in the step; -1 for all of a step together.
         columns: Columns, in order of time.
         lateness_ns: Median lateness; of the worst third if `part` is set.
         part: "" for all, else "first", "middle", "last third".
@@ -92,6 +94,25 @@ def places(c: Collectives, ratio: float, lone: float) -> list[Place]:
     return found
 
 
+def _whole_steps(c: Collectives, ratio: float) -> list[Place]:
+    """The rank that is a little late at many places: what these cost in a step, in the median."""
+    inside = np.flatnonzero(c.step >= 0)
+    steps, at = np.unique(c.step[inside], return_inverse=True)
+    if len(steps) < THIRD_LEAST:
+        return []
+    sums = np.zeros((len(c.profiles), len(steps)))
+    np.add.at(sums, (c.late[inside], at), c.lateness[inside])
+    middle = np.median(sums, axis=1)
+    rank = int(np.argmax(middle))
+    if middle[rank] < ratio * c.step_ns or middle[rank] < MOSTLY * np.median(sums.sum(axis=0)):
+        return []
+    columns = inside[c.late[inside] == rank]
+    ops, cost = np.unique(c.op[columns].astype(str), return_inverse=True)
+    by_op = np.bincount(cost, c.lateness[columns])
+    named = ", ".join(ops[np.argsort(-by_op)][:3].tolist())
+    return [Place(named, -1, columns, float(middle[rank]), "", rank)]
+
+
 def _by_place(c: Collectives) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
     groups: dict[tuple[str, int], list[int]] = {}
     for column in c.order.tolist():
@@ -118,7 +139,7 @@ def late_ranks(c: Collectives, ratio: float, burst_steps: float, lone: float = 1
     if not len(c) or not np.isfinite(c.step_ns):
         return []
     steady: dict[int, list[Place]] = {}
-    for place in places(c, ratio, lone):
+    for place in places(c, ratio, lone) or _whole_steps(c, ratio):
         steady.setdefault(place.late, []).append(place)
     bursts = _bursts(c, burst_steps)
     found = []
@@ -128,7 +149,7 @@ def late_ranks(c: Collectives, ratio: float, burst_steps: float, lone: float = 1
             own = place.columns if rank < 0 else place.columns[c.late[place.columns] == rank]
             columns = np.union1d(columns, own)
         total = float(c.lateness[columns].sum())
-        did = _did(c, rank, columns) if rank >= 0 else {}
+        did = _did(c, rank, columns) if rank >= 0 and not c.profiles[rank].cut else {}
         found.append(Late(rank, tuple(steady.get(rank, ())), at, sums, columns, total, did))
     return sorted(found, key=lambda x: -x.total_ns)
 
@@ -230,11 +251,12 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
     for (op, kind), members in kinds.items():
         columns = np.array(members)
         transfer = c.transfer[columns]
-        low = float(np.percentile(transfer, 20))
+        low = float(np.percentile(transfer, USUAL))
         high = transfer >= factor * max(low, 1.0)
         usual = float(np.median(transfer[~high])) if (~high).any() else 0.0
         high &= transfer >= factor * usual
         late = c.lateness[columns] >= lateness_ratio * (transfer + c.lateness[columns])
+        late &= c.lateness[columns] >= BEYOND * (transfer - usual)  # else waiting is not what takes long
         slow = columns[high & ~late]
         if len(slow) < least or np.count_nonzero(~high) < least:
             continue

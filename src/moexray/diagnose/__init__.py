@@ -160,6 +160,8 @@ RULES: tuple[Rule, ...] = (
             "host.gc_pause",
             "host.stall",
             "jit.compile_in_hot_path",
+            "ep.rearrange_stall",
+            "mem.snapshot_overhead",
             "trace.clock_skew",
             "input.rank_set",
         ),
@@ -181,9 +183,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "moexray.diagnose.engine_logs.balance:rebalance_cost", ("ep.rebalance_cost_exceeds_gain",), ("bench",)
     ),
-    Rule("moexray.diagnose.serving.sched:preemption", ("sched.preemption",), ("metrics", "log")),
-    Rule("moexray.diagnose.serving.sched:saturated", ("sched.saturated",), ("metrics", "log")),
-    Rule("moexray.diagnose.serving.engines:dp_imbalance", ("sched.dp_imbalance",), ("metrics", "log")),
+    Rule("moexray.diagnose.serving.sched:preemption", ("sched.preemption",), ("metrics", "log", "iterations")),
+    Rule("moexray.diagnose.serving.sched:saturated", ("sched.saturated",), ("metrics", "log", "iterations")),
+    Rule("moexray.diagnose.serving.engines:dp_imbalance", ("sched.dp_imbalance",), ("metrics", "log", "iterations")),
     Rule("moexray.diagnose.serving.metrics:no_progress", ("comm.no_progress",), ("metrics", "gpu")),
     Rule("moexray.diagnose.serving.metrics:per_request_average", ("metric.per_request_average",), ("gaps",)),
     Rule(

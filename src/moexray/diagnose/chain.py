@@ -24,6 +24,8 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
         "mem.empty_cache_in_hot_path",
         "host.gc_pause",
         "host.stall",
+        "ep.rearrange_stall",
+        "mem.snapshot_overhead",
     ),
     "comm.missing_rank": ("jit.compile_skew", "mem.host_oom", "mem.true_exhaustion"),
     "comm.no_progress": ("comm.missing_rank", "comm.desync"),
@@ -41,6 +43,9 @@ CAUSED_BY: dict[str, tuple[str, ...]] = {
 ABOUT_INPUTS = ("input.", "snapshot.", "smi.", "trace.", "metric.")
 BANDS = (0.5, 0.7, 0.9)  # hypothesis, co-movement, specific pattern, arithmetic (VERDICTS, confidence)
 ABOUT_NUMBERS = frozenset({"ep.metric_wrong_axis", "ep.counts_multiplied"})
+# Causes that act on the rank that has them, and on no other.
+OF_ONE_RANK = ("host.", "mem.", "jit.compile_in_hot_path", "ep.rearrange_stall")
+VICTIMS = frozenset({"comm.timeout_near", "comm.no_progress"})  # their rank is one that waits
 
 
 def unique(findings: Iterable[Finding]) -> list[Finding]:
@@ -57,15 +62,23 @@ def unique(findings: Iterable[Finding]) -> list[Finding]:
 def link(findings: list[Finding]) -> list[Finding]:
     """Drops causes that were not found; adds the usual chains where a rule named none.
 
-    A hypothesis ("cannot tell") is never the cause of a finding that is certain.
+    A hypothesis ("cannot tell") is never the cause of a finding that is certain, and what stops
+    one rank is not the cause of what another rank does.
     """
-    found = {f.id for f in findings if not f.cannot_tell}
     linked = []
     for f in findings:
+        found = {c.id for c in findings if not c.cannot_tell and _reaches(c, f)}
         named = f.implied_by or CAUSED_BY.get(f.id, ())
         causes = tuple(dict.fromkeys(c for c in named if c in found and c != f.id))
         linked.append(f.with_causes(causes))
     return linked
+
+
+def _reaches(cause: Finding, effect: Finding) -> bool:
+    """Whether a cause can have this effect as far as their ranks go."""
+    ranks = (cause.subject.rank, effect.subject.rank)
+    alike = None in ranks or ranks[0] == ranks[1]
+    return alike or effect.id in VICTIMS or not cause.id.startswith(OF_ONE_RANK)
 
 
 def order(findings: list[Finding]) -> list[Finding]:

@@ -68,13 +68,16 @@ class Diagnosis:
         return whole
 
 
-def diagnose(run: Run, limits: Limits | None = None, *, secrets: bool = False) -> Diagnosis:
+def diagnose(
+    run: Run, limits: Limits | None = None, *, secrets: bool = False, exhibits: bool = True
+) -> Diagnosis:
     """Applies every rule whose tables are there.
 
     Args:
         run: What was read.
         limits: Thresholds; defaults where None.
         secrets: Quote evidence without redaction.
+        exhibits: Also make the tables that are shown beside the findings.
 
     Returns:
         The diagnosis; findings whose severity is set by `ruled_out=` rules never appear in it.
@@ -87,19 +90,23 @@ def diagnose(run: Run, limits: Limits | None = None, *, secrets: bool = False) -
             said += _call(failures, rule.function, run, limits)
     negative = tuple(f for f in said if f.id.startswith("not:"))
     positive = unique(f for f in said if not f.id.startswith("not:"))
-    if "trace" in run.present:
+    # Of a digest (analyse/digest) the inside of a step is not known.
+    timed = "trace" in run.present and not any(b.attrs.get("digest") for b in run.batches("trace"))
+    if timed:
         positive = _call(failures, COUPLE, run, positive) or positive
-        positive = _call(failures, RETIME, run, link(positive)) or positive
-    positive = order(link(positive))
-    exhibits: dict[str, list[dict[str, Any]]] = {}
-    for exhibit in EXHIBITS:
+    positive = link(positive)  # once: a rule that named causes, none of them found, meant just these
+    if timed:
+        positive = _call(failures, RETIME, run, positive) or positive
+    positive = order(positive)
+    shown: dict[str, list[dict[str, Any]]] = {}
+    for exhibit in EXHIBITS if exhibits else ():
         if run.present.intersection(exhibit.needs):
-            exhibits.setdefault(exhibit.name, []).extend(_call(failures, exhibit.function, run))
+            shown.setdefault(exhibit.name, []).extend(_call(failures, exhibit.function, run))
     return Diagnosis(
         run,
         tuple(_quote(f, secrets=secrets) for f in positive),
         tuple(_quote(replace(f, id=f.id.removeprefix("not:")), secrets=secrets) for f in negative),
-        exhibits,
+        shown,
         tuple(failures),
     )
 

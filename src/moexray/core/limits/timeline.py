@@ -41,3 +41,16 @@ class TimelineLimits:
     gc_log_slack_s: float = 0.5
     """Distance of a collector's log line from the end of the silence, seconds; own choice: a line is
     written when the collection ends, stamps and clocks of one node differ by some milliseconds."""
+    line_slack_s: float = 0.1
+    """Distance of another line (compilation, move of experts, snapshot) from the silence that it
+    explains, seconds; own choice: such a line carries no end that could be compared, so it has to lie
+    in the silence or at its edge, up to the delay of the logging thread."""
+    move_most: float = 1.3
+    """Longest move of experts that a line states / silence that it explains; own choice: a move that
+    lasts longer than nothing ran went on in the background."""
+    move_share: float = 0.5
+    """Share of the moves of experts that stalls must meet; catalogue of verdicts."""
+    still_share: float = 0.5
+    """Share of a silence that others waited for from which it is told; own choice (the larger part)."""
+    compile_share: float = 0.5
+    """Share of the spikes that compilation must fill; catalogue of verdicts."""

@@ -1,50 +1,180 @@
-"""host.gc_pause, host.stall and compilation inside steps: when the host thread of a rank stood still."""
+"""When the host thread of a rank stood still, or that of all ranks at once, and which record says why."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.analyse.collector import collector_lines, lines_in
-from moexray.analyse.timeline_host import COLLECT, COMPILE, REARRANGE, cover_of, silences
-from moexray.core.finding import Evidence, Finding, Subject, pairs
-from moexray.core.remedies import remedy
+from moexray.analyse.timeline_host import (
+    COLLECT,
+    COMPILE,
+    REARRANGE,
+    SNAPSHOT,
+    Silences,
+    cover_of,
+    has_host,
+    silences,
+)
+from moexray.analyse.worker_lines import count_in, lines_in, worker_lines
+from moexray.diagnose.timeline.still import Spikes, Stops, compiled, moved, paused, stalled, written
 
 if TYPE_CHECKING:
+    import re
+
     from numpy.typing import NDArray
 
-    from moexray.analyse.collector import CollectorLine
     from moexray.analyse.timeline import Profile
     from moexray.analyse.timeline_comm import Capture
-    from moexray.analyse.timeline_host import Silences
+    from moexray.analyse.worker_lines import WorkerLine
+    from moexray.core.finding import Finding
     from moexray.core.limits import Limits
+    from moexray.core.limits.timeline import TimelineLimits
     from moexray.core.run import Run
 
 __all__ = ["standing"]
 
-MS = 1e6
-STACKS = ("stacks of the launching thread (py-spy dump --native)", "scheduler trace (perf sched)",
-          "a profile with the GIL enabled (with_stack=True, nsys --python-sampling)")  # fmt: skip
-SHOWN = 8
-HALF = 0.5  # lateness / silence from which the silence is what the others waited for
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """What may stop a host, and what it leaves behind.
+
+    Args:
+        frames: Names of slices that run meanwhile.
+        lines: Kinds of log lines about it.
+        own_lane: Only slices of a launching thread count: elsewhere it runs in the background.
+        shared: All ranks take part: a line of one speaks for all, and says nothing of a rank alone.
+    """
+
+    frames: re.Pattern[str]
+    lines: tuple[str, ...]
+    own_lane: bool = False
+    shared: bool = False
+
+
+MOVED, WRITTEN, COMPILED, COLLECTED = range(4)
+RECORDS = (  # the first that explains a silence names it
+    Record(REARRANGE, ("eplb.done",), own_lane=True, shared=True),
+    Record(SNAPSHOT, ("mem.snapshot",)),
+    Record(COMPILE, ("jit.compile",)),
+    Record(COLLECT, ("host.gc", "gc")),
+)
 
 
 def standing(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
-    """One finding per rank and cause."""
+    """One finding per rank and cause; one for all ranks where they stood still together."""
+    t = limits.timeline
     found: list[Finding] = []
-    for profile in capture.usable:
-        step = profile.steps.median_ns
-        if not np.isfinite(step):
-            step = capture.collectives.step_ns if len(capture.collectives) else float("nan")
+    still: dict[int, Silences] = {}
+    costly: dict[int, NDArray[np.int64]] = {}
+    for at, profile in enumerate(capture.usable):
+        step = _step(profile, capture)
         if not np.isfinite(step):
             continue
-        found += _compiles(profile, _own_time(profile, capture), step, limits)
-        still = silences(profile, limits.timeline.burst_steps * step)
-        keep = _that_cost(profile, still, capture)
-        if len(keep):
-            found += _silent(run, profile, still, keep, step, limits)
+        still[at] = silences(profile, t.burst_steps * step)
+        costly[at] = _that_cost(profile, still[at], capture, t.still_share)
+        found += _of_rank(run, profile, still[at], costly[at], capture, limits)
+    if still:
+        found += _of_all(run, capture, still, costly, limits)
     return found
+
+
+def _step(profile: Profile, capture: Capture) -> float:
+    own = profile.steps.median_ns
+    return own if np.isfinite(own) or not len(capture.collectives) else capture.collectives.step_ns
+
+
+def _that_cost(
+    profile: Profile, still: Silences, capture: Capture, share: float
+) -> NDArray[np.int64]:
+    """Silences that others waited for; on a rank alone: those inside a step."""
+    c = capture.collectives
+    if not len(c) or profile not in c.profiles:
+        annotated = profile.steps.derived == "annotation"  # only these tell work from idle time
+        return np.flatnonzero((still.step >= 0) & annotated)
+    rank = c.profiles.index(profile)
+    mine = np.flatnonzero((c.late == rank) & c.present[rank])
+    arrival, lateness = c.start[rank, mine], c.lateness[mine]
+    keep = []
+    for i in range(len(still)):
+        length = still.end[i] - still.start[i]
+        after = (arrival >= still.start[i]) & (arrival - lateness < still.end[i])
+        if (after & (lateness >= share * length)).any():
+            keep.append(i)
+    return np.array(keep, np.int64)
+
+
+def _of_rank(
+    run: Run, profile: Profile, still: Silences, costly: NDArray[np.int64], capture: Capture, limits: Limits
+) -> list[Finding]:
+    """What the silences of one rank that cost time come from, and compilation inside its steps."""
+    start, end = still.start[costly], still.end[costly]
+    step = _step(profile, capture)
+    alone = len(capture.usable) > 1
+    why, lines = _explained(run, profile, (start, end), limits.timeline, alone=alone)
+    stops = Stops(profile, start, end, lines, step, seen=has_host(profile))
+    found: list[Finding] = []
+    if (why == MOVED).any():
+        found.append(moved(stops.only(why == MOVED), limits))
+    if (why == WRITTEN).any():
+        found.append(written(stops.only(why == WRITTEN), limits))
+    spikes = _compile_spikes(profile, capture, limits)
+    found += compiled(stops, why == COMPILED, spikes, limits)
+    if (why == COLLECTED).any():
+        found.append(paused(stops.only(why == COLLECTED), limits))
+    unknown = why < 0
+    length = end - start
+    if stops.seen and length[unknown].sum() > limits.timeline.silence_share * length.sum():
+        found.append(stalled(stops.only(unknown), limits))
+    return found
+
+
+def _explained(
+    run: Run, profile: Profile, windows: tuple[NDArray[np.int64], NDArray[np.int64]], t: TimelineLimits, *,
+    alone: bool,
+) -> tuple[NDArray[np.int64], list[WorkerLine | None]]:  # fmt: skip
+    """(index into RECORDS of each silence, -1 unknown; the log line that tells it, if one does)."""
+    start, end = windows
+    why = np.full(len(start), -1)
+    lines: list[WorkerLine | None] = [None] * len(start)
+    seconds = [(a / 1e9, b / 1e9) for a, b in zip(start.tolist(), end.tolist(), strict=True)]
+    for at, record in enumerate(RECORDS if len(start) else ()):
+        frames = cover_of(profile, record.frames, own_lane=record.own_lane)
+        hit = frames.within(start, end) >= t.silence_share * (end - start)
+        for i, line in enumerate(_lines(run, profile, record, seconds, t, alone=alone)):
+            if why[i] < 0 and (hit[i] or line is not None):
+                why[i], lines[i] = at, line
+    return why, lines
+
+
+def _lines(
+    run: Run, profile: Profile, record: Record, windows: list[tuple[float, float]], t: TimelineLimits, *,
+    alone: bool,
+) -> list[WorkerLine | None]:  # fmt: skip
+    """The line of each silence that tells this record of it."""
+    every = worker_lines(run, *record.lines)
+    if record.shared:
+        told = lines_in([] if alone else every, windows, t.line_slack_s, t.move_most)
+        begin, stop = profile.window
+        meant = count_in(every, (begin / 1e9, stop / 1e9), t.line_slack_s)
+        few = sum(x is not None for x in told) < t.move_share * meant
+        return [None] * len(windows) if few else told  # most moves stopped nothing: they ran behind it
+    own = [x for x in every if x.rank is not None and x.rank == profile.rank]
+    slack = t.gc_log_slack_s if record is RECORDS[COLLECTED] else t.line_slack_s
+    return lines_in(own, windows, slack)
+
+
+def _compile_spikes(profile: Profile, capture: Capture, limits: Limits) -> Spikes:
+    """Steps that take far longer than the others without waiting for anybody, and compiler frames in them."""
+    steps = profile.steps
+    own = _own_time(profile, capture)
+    spikes = np.flatnonzero(own > limits.timeline.burst_steps * steps.median_ns)
+    spikes = spikes[spikes > 1]  # the first steps of a trace warm up
+    start, end = steps.start[spikes], steps.end[spikes]
+    covered = cover_of(profile, COMPILE).within(start, end)
+    hit = covered >= limits.timeline.silence_share * (own[spikes] - steps.median_ns)
+    return Spikes(start, end, covered, hit)
 
 
 def _own_time(profile: Profile, capture: Capture) -> NDArray[np.int64]:
@@ -60,190 +190,25 @@ def _own_time(profile: Profile, capture: Capture) -> NDArray[np.int64]:
     return own
 
 
-def _that_cost(profile: Profile, still: Silences, capture: Capture) -> NDArray[np.int64]:
-    """Silences that others waited for; on a rank alone: those inside a step."""
-    c = capture.collectives
-    if not len(c) or profile not in c.profiles:
-        annotated = profile.steps.derived == "annotation"  # only these tell work from idle time
-        return np.flatnonzero((still.step >= 0) & annotated)
-    rank = c.profiles.index(profile)
-    mine = np.flatnonzero((c.late == rank) & c.present[rank])
-    keep = []
-    for i in range(len(still)):
-        length = still.end[i] - still.start[i]
-        arrival = c.start[rank, mine]
-        after = (arrival >= still.start[i]) & (arrival - c.lateness[mine] < still.end[i])
-        if (after & (c.lateness[mine] >= HALF * length)).any():
-            keep.append(i)
-    return np.array(keep, np.int64)
+def _of_all(
+    run: Run, capture: Capture, still: dict[int, Silences], costly: dict[int, NDArray[np.int64]],
+    limits: Limits,
+) -> list[Finding]:  # fmt: skip
+    """Silences of all ranks at the same time: a move of experts or a dump stops the engine as a whole.
 
-
-def _silent(
-    run: Run, profile: Profile, still: Silences, keep: NDArray[np.int64], step: float, limits: Limits
-) -> list[Finding]:
-    share = limits.timeline.silence_share
-    start, end = still.start[keep], still.end[keep]
-    length = end - start
-    other = cover_of(profile, COMPILE).within(start, end) + cover_of(profile, REARRANGE).within(start, end)
-    open_ones = np.flatnonzero(other < share * length)
-    if not len(open_ones):
-        return []
-    start, end, length = start[open_ones], end[open_ones], length[open_ones]
-    collected = cover_of(profile, COLLECT).within(start, end) >= share * length
-    lines = _log_lines(run, profile, start, end, limits)
-    collected |= np.array([line is not None for line in lines], bool)
-    found = []
-    if collected.any():
-        found.append(_pause(profile, start, end, collected, lines, step, limits))
-    unknown = ~collected
-    if length[unknown].sum() > share * length.sum():
-        found.append(_stall(profile, start[unknown], end[unknown], step, limits))
-    return found
-
-
-def _log_lines(
-    run: Run, profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64], limits: Limits
-) -> list[CollectorLine | None]:
-    lines = [x for x in collector_lines(run) if x.rank == profile.rank and x.rank is not None]
-    windows = [(a / 1e9, b / 1e9) for a, b in zip(start.tolist(), end.tolist(), strict=True)]
-    return lines_in(lines, windows, limits.timeline.gc_log_slack_s)
-
-
-def _window(profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64]) -> Subject:
-    step = profile.steps.of((start + end) // 2)
-    label = profile.steps.label
-    inside = step >= 0
-    return Subject(
-        rank=profile.rank,
-        step_from=int(label[step[inside][0]]) if inside.any() else None,
-        step_to=int(label[step[inside][-1]]) if inside.any() else None,
-        t_from_ns=int(start[0]),
-        t_to_ns=int(end[-1]),
-    )
-
-
-def _gap_rows(profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64]) -> list[Evidence]:
-    rows = []
-    steps = profile.steps.of((start + end) // 2)
-    for a, b, step in list(zip(start.tolist(), end.tolist(), steps.tolist(), strict=True))[:SHOWN]:
-        name = f"step {int(profile.steps.label[step])}" if step >= 0 else "between steps"
-        rows.append(
-            Evidence(
-                profile.source, f"{name}, launching thread", pairs({"gap_ms": (b - a) / MS, "from_ns": a})
-            )
-        )
-    return rows
-
-
-def _pause(
-    profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64], collected: NDArray[np.bool_],
-    lines: list[CollectorLine | None], step: float, limits: Limits,
-) -> Finding:  # fmt: skip
-    start, end = start[collected], end[collected]
-    length = (end - start) / MS
-    rows = profile.named(COLLECT)
-    quoted = [Evidence(x.source, x.where, x.text) for x in lines if x is not None][:SHOWN]
-    frames = sorted({profile.names[i] for i in profile.name[rows]})[:3]
-    record = f"{len([x for x in lines if x])} log lines of this rank" if quoted else f"'{', '.join(frames)}'"
-    numbers = {
-        "pauses": len(length),
-        "pause_ms": float(np.median(length)),
-        "longest_ms": float(length.max()),
-        "sum_ms": float(length.sum()),
-        "step_ms": step / MS,
-    }
-    return Finding(
-        id="host.gc_pause",
-        severity="warn",
-        confidence=0.9,
-        claim=(
-            f"{profile.who}: its launching thread stood still {len(length)} times for "
-            f"{np.median(length):.4g} ms "
-            f"in the median ({length.max():.4g} ms at most, {length.sum():.4g} ms in sum; a step takes "
-            f"{step / MS:.3g} ms) while the garbage collector ran ({record}); its launches came late."
-        ),
-        subject=_window(profile, start, end),
-        value=float(length.max()) / 1e3,
-        limit=limits.timeline.burst_steps * step / 1e9,
-        unit="s",
-        evidence=(
-            Evidence(profile.source, f"{profile.who}, silences of the launching thread", pairs(numbers)),
-            *_gap_rows(profile, start, end),
-            *quoted,
-        ),
-        remedies=(remedy("host-freeze-gc"),),
-        cost=float(length.sum()) / 1e3,
-    )
-
-
-def _stall(
-    profile: Profile, start: NDArray[np.int64], end: NDArray[np.int64], step: float, limits: Limits
-) -> Finding:
-    length = (end - start) / MS
-    numbers = {"pauses": len(length), "pause_ms": float(np.median(length)), "longest_ms": float(length.max()),
-               "sum_ms": float(length.sum()), "step_ms": step / MS}  # fmt: skip
-    return Finding(
-        id="host.stall",
-        severity="warn",
-        confidence=0.6,
-        claim=(
-            f"{profile.who}: its launching thread stood still {len(length)} times for "
-            f"{np.median(length):.4g} ms "
-            f"in the median ({length.max():.4g} ms at most; a step takes {step / MS:.3g} ms) without any "
-            f"call, "
-            "and nothing that was given says why."
-        ),
-        subject=_window(profile, start, end),
-        value=float(length.max()) / 1e3,
-        limit=limits.timeline.burst_steps * step / 1e9,
-        unit="s",
-        evidence=(
-            Evidence(profile.source, f"{profile.who}, silences of the launching thread", pairs(numbers)),
-            *_gap_rows(profile, start, end),
-        ),
-        remedies=(remedy("host-stacks"),),
-        settle_with=STACKS,
-        cost=float(length.sum()) / 1e3,
-    )
-
-
-def _compiles(profile: Profile, own: NDArray[np.int64], step: float, limits: Limits) -> list[Finding]:
-    """jit.compile_in_hot_path: compiler frames fill at least half of the spikes that are this rank's own."""
-    steps = profile.steps
-    spikes = np.flatnonzero(own > limits.timeline.burst_steps * step)
-    spikes = spikes[spikes > 1]  # the first steps of a trace warm up
-    if not len(spikes):
-        return []
-    covered = cover_of(profile, COMPILE).within(steps.start[spikes], steps.end[spikes])
-    excess = own[spikes] - step
-    hit = covered >= limits.timeline.silence_share * excess
-    if hit.sum() < 2 or hit.sum() < 0.5 * len(spikes):
-        return []
-    rows = profile.named(COMPILE)
-    names = [profile.names[i] for i in profile.name[rows]]
-    frame = max(dict.fromkeys(names), key=names.count)
-    numbers = {
-        "spikes": len(spikes), "with_compile": int(hit.sum()),
-        "compile_ms": float(np.median(covered[hit])) / MS,
-        "compile_sum_ms": float(covered[hit].sum()) / MS, "step_ms": step / MS,
-        "longest_step_ms": float(steps.duration[spikes].max()) / MS,
-    }  # fmt: skip
-    return [
-        Finding(
-            id="jit.compile_in_hot_path",
-            severity="warn",
-            confidence=0.85,
-            claim=(
-                f"{profile.who} compiles kernels while serving: compiler frames fill {int(hit.sum())} of "
-                f"{len(spikes)} steps that take more than {limits.timeline.burst_steps:.0f} median steps "
-                f"({np.median(covered[hit]) / MS:.3g} ms each; a normal step takes {step / MS:.3g} ms)."
-            ),
-            subject=_window(profile, steps.start[spikes], steps.end[spikes]),
-            value=float(hit.sum() / len(spikes)),
-            limit=0.5,
-            unit="ratio",
-            evidence=(Evidence(profile.source, f"{profile.who}, frames such as {frame}", pairs(numbers)),),
-            remedies=(remedy("jit-warm-up"), remedy("jit-cache")),
-            cost=float(covered[hit].sum()) / 1e9,
-        )
-    ]
+    Without a record they are no fault: a server without requests stands still, too.
+    """
+    base = min(still)
+    profile, mine = capture.usable[base], still[base]
+    together = np.setdiff1d(np.arange(len(mine)), costly[base])
+    for at, other in still.items():
+        if at != base:
+            shift = capture.collectives.shift(capture.usable[at], profile)
+            shared = other.within(mine.start + shift, mine.end + shift)
+            enough = shared >= limits.timeline.still_share * (mine.end - mine.start)
+            together = together[enough[together]]
+    start, end = mine.start[together], mine.end[together]
+    why, lines = _explained(run, profile, (start, end), limits.timeline, alone=False)
+    stops = Stops(profile, start, end, lines, _step(profile, capture), everyone=len(still) > 1)
+    found = [moved(stops.only(why == MOVED), limits)] if (why == MOVED).any() else []
+    return found + ([written(stops.only(why == WRITTEN), limits)] if (why == WRITTEN).any() else [])

@@ -35,9 +35,10 @@ def find(run: Run, limits: Limits) -> list[Finding]:
     captures = survey(run)
     found: list[Finding] = []
     for capture in captures:
-        found += allocator(capture.profiles, limits)
         found += waits(run, capture, limits)
-        found += standing(run, capture, limits)
+        if not any(p.cut for p in capture.profiles):
+            found += allocator(capture.profiles, limits)
+            found += standing(run, capture, limits)
     return [*found, *clocks(captures, limits), *rank_set(captures)]
 
 
@@ -115,14 +116,7 @@ def _stall(profile: Profile, calls: AllocCalls, share: float, limits: Limits, *,
         id="mem.alloc_stall",
         severity="warn",
         confidence=0.9 if n["normal_step_ms"] is not None else 0.8,
-        claim=(
-            f"{profile.who}: {n['stall_steps']} of {n['steps']} steps give device memory back and fetch "
-            f"it again "
-            f"({n['free_calls_per_stall']:.3g} x {_ms(n['free_ms'])} release and "
-            f"{n['malloc_calls_per_stall']:.3g} x {_ms(n['malloc_ms'])} allocation = "
-            f"{n['stall_ms_per_step']:.1f} ms on the launching thread, {share:.0%} of these steps) while the "
-            f"GPU is idle; such a step takes {n['stall_step_ms']:.1f} ms{normal}."
-        ),
+        claim=f"{_did(profile, n, share)}; such a step takes {n['stall_step_ms']:.1f} ms{normal}.",
         subject=Subject(
             rank=profile.rank,
             step_from=int(steps.label[first]),
@@ -140,6 +134,22 @@ def _stall(profile: Profile, calls: AllocCalls, share: float, limits: Limits, *,
         if cause
         else ("allocator snapshot with history of this rank (what could not be reused)",),
         cost=float(calls.exposed.sum()) / 1e9,
+    )
+
+
+def _did(profile: Profile, n: dict[str, object], share: float) -> str:
+    """What the steps with calls of the allocator do."""
+    head = f"{profile.who}: {n['stall_steps']} of {n['steps']} steps"
+    spent = f"{n['stall_ms_per_step']:.1f} ms on the launching thread, {share:.0%} of these steps"
+    if profile.host_lanes is not None:
+        return (
+            f"{head} move the blocks of an arena to make room for a request "
+            f"({n['malloc_calls_per_stall']:.3g} x {_ms(n['malloc_ms'])} = {spent})"
+        )
+    return (
+        f"{head} give device memory back and fetch it again ({n['free_calls_per_stall']:.3g} x "
+        f"{_ms(n['free_ms'])} release and {n['malloc_calls_per_stall']:.3g} x {_ms(n['malloc_ms'])} "
+        f"allocation = {spent}) while the GPU is idle"
     )
 
 

@@ -34,12 +34,15 @@ TIMEOUT_KEYS = {
     "distributed_timeout_minutes": 60.0,
 }
 SURE = 10  # collectives from which a pattern is called certain
+HOST = (
+    "host.gc_pause", "host.stall", "jit.compile_in_hot_path", "ep.rearrange_stall", "mem.snapshot_overhead",
+)  # fmt: skip
 DID = {
     "alloc": ("device allocator calls", ("mem.alloc_stall", "mem.empty_cache_in_hot_path")),
     "compile": ("kernel compilation", ("jit.compile_in_hot_path", "jit.compile_skew")),
-    "host": ("no call of its host thread at all", ("host.gc_pause", "host.stall")),
+    "host": ("no call of its host thread at all", HOST),
     "compute": ("computing longer than the others", ("ep.skew", "sched.dp_imbalance", "smi.throttled")),
-    "unexplained": ("nothing that the trace shows", ("jit.compile_skew",)),
+    "unexplained": ("nothing that the trace shows", ("jit.compile_skew", *HOST)),
 }
 
 
@@ -67,11 +70,11 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
     if late.places:
         part = next((f", in the {p.part} of the capture" for p in late.places if p.part), "")
         ops = sorted({p.op for p in late.places})
+        each = " step" if late.places[0].place < 0 else ""
         parts.append(
-            f"{who} arrives last at {', '.join(ops[:3])}: the others wait {worst / MS:.3g} ms in the median "
-            f"({worst / c.step_ns:.0%} of a step of {c.step_ns / MS:.3g} ms{part}), the transfer itself "
-            f"takes "
-            f"{transfer / MS:.3g} ms"
+            f"{who} arrives last at {', '.join(ops[:3])}: the others wait {worst / MS:.3g} ms in the "
+            f"median{each} ({worst / c.step_ns:.0%} of a step of {c.step_ns / MS:.3g} ms{part}), the "
+            f"transfer itself takes {transfer / MS:.3g} ms"
         )
     if len(late.bursts):
         parts.append(
@@ -127,11 +130,12 @@ def _late_evidence(c: Collectives, late: Late, middle: float, transfer: float) -
     rows = [Evidence(source, f"{len(late.columns)} collectives of {len(c.profiles)} ranks", pairs(values))]
     for place in sorted(late.places, key=lambda p: -p.lateness_ns)[:4]:
         numbers = {
-            "place": place.place,
+            "place": place.place if place.place >= 0 else None,
             "lateness_ms": place.lateness_ns / MS,
             "collectives": len(place.columns),
         }
-        rows.append(Evidence(source, f"{place.op}, number {place.place} of its step", pairs(numbers)))
+        which = f"number {place.place} of its step" if place.place >= 0 else "sum over a step"
+        rows.append(Evidence(source, f"{place.op}, {which}", pairs(numbers)))
     for step, length in list(zip(c.labels(late.bursts), late.burst_ns.tolist(), strict=True))[:12]:
         rows.append(Evidence(source, f"step {step}", pairs({"lateness_ms": length / MS})))
     for position, profile in enumerate(c.profiles[:16]):

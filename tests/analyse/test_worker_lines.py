@@ -1,11 +1,11 @@
-from moexray.analyse.collector import CollectorLine, collector_lines, lines_in
+from moexray.analyse.worker_lines import WorkerLine, lines_in, worker_lines
 from moexray.core.run import Reading, build_run
 
 END = 1_794_096_982.0  # 2026-11-08 00:16:22 UTC
 
 
 def line(end_s, seconds=0.1, rank=1, source="s.log"):
-    return CollectorLine(rank, end_s, seconds, source, "line 1", "GC")
+    return WorkerLine(rank, end_s, seconds, source, "line 1", "GC")
 
 
 def hits(lines, windows=((END - 0.11, END),)):
@@ -51,5 +51,5 @@ def test_ranks_come_from_the_line_the_start_lines_or_the_worker():
     out.add("log", where="line 4", kind="host.gc", t_s=5.0, rank=4, fields={"seconds": "?"}, text="x")
     out.add("log", where="line 5", kind="host.gc", t_s=None, rank=4, fields={}, text="x")
     out.add("log", where="line 6", kind="host.gc", t_s=1.0, worker="DP1 TP0", fields=None, text="x")
-    found = collector_lines(build_run([("a.log", out)], []))
+    found = worker_lines(build_run([("a.log", out)], []), "host.gc")
     assert [(x.rank, x.seconds) for x in found] == [(7, 0.2), (1, 0.2), (4, None), (None, None)]
