@@ -104,7 +104,8 @@ def jobs(group, world, **fields):
 def leftovers():
     """What an exchange might leave behind on this host: named segments and sockets of its own."""
     sockets = Path("/proc/net/unix").read_text("utf-8", "replace").splitlines()
-    named = [path.name for path in Path("/dev/shm").iterdir() if "moexray" in path.name]
+    # Rings of the recorder have a folder of their own there.
+    named = [path.name for path in Path("/dev/shm").iterdir() if "exchange" in path.name or _MARK in path.name]
     return named + [line.split()[-1] for line in sockets if f"@moexray/{os.getuid()}/" in line and _MARK in line]
 
 

@@ -148,6 +148,21 @@ def all_rungs(rank, world):
     return {"rung": first, "last": handle.rung, "outs": outs, "fallbacks": fallbacks, "exchanges": exchanges}
 
 
+def overlapping(rank, world):
+    """Output and input share memory: the result is that of two buffers, large and small."""
+    seen = []
+    with attach(options=HOST):
+        for size in (8, 40_000):  # within a ring, and read in the sender's memory
+            data = torch.arange(size * world) + 10**6 * rank
+            apart = torch.zeros_like(data)
+            PLAIN(apart, data)
+            dist.all_to_all_single(data, data)
+            room = torch.arange(size * world + 3) + 10**6 * rank
+            dist.all_to_all_single(room[3:], room[:-3])
+            seen += [torch.equal(data, apart), torch.equal(room[3:], apart)]
+    return seen
+
+
 def off(rank, world):
     handle = attach(options=HOST, enabled=rank != 1)
     out = {"reason": handle.reason, "plain": dist.all_to_all_single is PLAIN, "same": same(rank, world, 2)}

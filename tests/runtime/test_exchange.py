@@ -105,7 +105,7 @@ def test_steady_state_keeps_its_buffers():
 def test_wrong_arguments_are_refused_before_anything_is_sent():
     def body(rank, opened):
         with opened() as exchange:
-            messages = []
+            messages, both = [], memoryview(bytearray(6))
             for call in (
                 lambda: exchange.all_to_all(b"abc", [1, 1]),
                 lambda: exchange.all_to_all(b"abc", [4, -1]),
@@ -115,6 +115,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent():
                 lambda: exchange.all_to_all(b"abc", [3, 0], out=b"read only"),
                 lambda: exchange.all_to_all(b"abc", [3, 0], recv_bytes=[1 << 70, 0], out=bytearray(9)),
                 lambda: exchange.all_to_all(memoryview(b"abcdef")[::2], [3, 0]),
+                lambda: exchange.all_to_all(both[:3], [3, 0], out=both[1:]),
             ):
                 with pytest.raises(UsageError) as error:
                     call()

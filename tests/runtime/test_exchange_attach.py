@@ -111,3 +111,30 @@ def test_no_rung_changes_nothing_and_says_why(tmp_path):
 )
 def test_sizes_in_bytes_or_none_where_torch_would_refuse(shape, splits, expected):
     assert _sizes(torch.zeros(shape), splits, 2) == expected
+
+
+def test_more_that_torch_refuses_goes_to_torch():
+    """Each in torch's own words, and nothing is sent."""
+    four = torch.zeros(4)
+    calls = [
+        (torch.zeros(4, dtype=torch.int32), four, {}),
+        (four, four.clone(), {"output_split_sizes": [4.0], "input_split_sizes": [4.0]}),
+        (four, four.clone(), {"output_split_sizes": [4], "input_split_sizes": torch.tensor([4])}),
+        (four.to(torch.complex64), four.to(torch.complex64).conj(), {}),
+    ]
+    with attach(options=HOST) as handle:
+        for output, data, options in calls:
+            with pytest.raises((TypeError, ValueError, RuntimeError)) as ours:
+                dist.all_to_all_single(output, data, **options)
+            assert "moexray" not in str(ours.value)
+        dist.all_to_all_single(four.to("meta"), four.to("meta"))
+        assert handle.passed == len(calls) + 1
+        assert handle.counters().exchanges == 0
+
+
+def test_types_that_gloo_does_not_know_are_bytes():
+    with attach(options=HOST):
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.bfloat16):
+            data, out = torch.arange(8.0).to(dtype), torch.zeros(8, dtype=dtype)
+            dist.all_to_all_single(out, data)
+            assert torch.equal(out.view(torch.uint8), data.view(torch.uint8))

@@ -13,7 +13,7 @@ WORKER = Path(__file__).parents[1] / "exchange_torch_worker.py"
 
 
 # One start of two processes for all of them: torch takes seconds to import. The last one breaks its group.
-SCENARIOS = "equal,off,raises,device_rung,sizes,all_rungs,gloo_rung"
+SCENARIOS = "equal,off,raises,device_rung,sizes,overlapping,all_rungs,gloo_rung"
 
 
 def _play(scenarios, world, store):
@@ -70,6 +70,10 @@ def test_a_failed_device_call_is_repeated_over_gloo(two):
         assert seen["fallbacks"] == [["device", "gloo", 3, {"0": reason}]]
         assert seen["restored"]
         assert seen["exchanges"] == 4
+
+
+def test_buffers_that_overlap_are_not_mixed_up(two):
+    assert two["overlapping"] == [[True] * 4] * 2
 
 
 def test_down_the_whole_ladder_within_one_call(two):

@@ -6,8 +6,10 @@ Tested with torch 2.13; on a version without that function nothing is changed.
 from __future__ import annotations
 
 import logging
+import operator
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +20,7 @@ from moexray.runtime.guard import VARIABLE, Guard
 from moexray.runtime.handle import Handle
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
 
 __all__ = ["ExchangeHandle", "attach"]
 
@@ -82,8 +84,10 @@ class ExchangeHandle(Handle):
         received, sent = sizes
         if exchange.rung == "device" and exchange.attempt(call, sent, received):
             return
-        send = self._host("send", input, copy=True)
         out = self._host("out", output, copy=False)
+        send = self._host("send", input, copy=True)
+        if _overlap(send, out):  # parts that are still to be sent would be written over
+            send = send.clone()
         exchange.all_to_all(_bytes(send), sent, recv_bytes=received, out=_bytes(out))
         if out is not output:
             output.copy_(out)
@@ -160,7 +164,7 @@ def _wrap(handle: ExchangeHandle, original: Callable[..., Any]) -> Callable[...,
             return call()
         world = handle.world
         sizes = _sizes(output, output_split_sizes, world), _sizes(input, input_split_sizes, world)
-        if sizes[0] is None or sizes[1] is None:
+        if sizes[0] is None or sizes[1] is None or output.dtype != input.dtype:
             handle.passed += 1
             return call()  # what torch refuses it shall refuse in its own words
         handle.exchange_tensors(call, output, input, (sizes[0], sizes[1]))
@@ -180,16 +184,27 @@ def _is_captured(tensor: Any) -> bool:
 
 def _sizes(tensor: Any, splits: Sequence[int] | None, world: int) -> list[int] | None:
     """[world], bytes per rank; None if torch would not take this tensor or these splits."""
-    if not tensor.dim() or not tensor.is_contiguous():
+    if not tensor.dim() or tensor.is_meta or not tensor.is_contiguous() or tensor.is_conj():
         return None
     rows = tensor.shape[0]
     row_bytes = tensor.element_size() * (tensor[:1].numel() if rows else 0)
-    if not splits:
+    if splits is None or (isinstance(splits, Sequence) and not splits):
         return None if rows % world else [rows // world * row_bytes] * world
-    counts = [int(count) for count in splits]
+    if not isinstance(splits, Sequence):
+        return None
+    try:
+        counts = [operator.index(count) for count in splits]
+    except TypeError:
+        return None
     if len(counts) != world or min(counts) < 0 or sum(counts) != rows:
         return None
     return [count * row_bytes for count in counts]
+
+
+def _overlap(a: Any, b: Any) -> bool:
+    """Whether two dense tensors in host memory share bytes."""
+    start, other = a.data_ptr(), b.data_ptr()
+    return bool(start < other + b.nbytes and other < start + a.nbytes)
 
 
 def _bytes(tensor: Any) -> memoryview:

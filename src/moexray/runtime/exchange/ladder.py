@@ -135,8 +135,8 @@ class Exchange:
             send: Anything with a contiguous buffer: bytes for rank 0, then for rank 1, ...
             send_bytes: [world], bytes for each rank; their sum is the size of `send`.
             recv_bytes: [world], bytes expected from each rank; checked if given.
-            out: Where to receive; large enough. Without it a buffer of this object is used, which
-                the next call overwrites.
+            out: Where to receive; large enough, not of the same object as `send`. Without it a buffer of
+                this object is used, which the next call overwrites.
 
         Returns:
             [world], the bytes received from each rank, as views.
@@ -155,6 +155,8 @@ class Exchange:
         target = None if out is None else _flat(out)
         if target is not None and (target.readonly or sum(recv_bytes or ()) > len(target)):
             raise UsageError(f"out is read-only, or its {len(target)} bytes are too few")
+        if target is not None and target.obj is data.obj and len(data):
+            raise UsageError("out and send are of one object", hint="receive into another buffer")
         received, sizes = self._guarded(lambda: self._on_some_rung(data, send_bytes, recv_bytes, target))
         views, at = [], 0
         for size in sizes:
