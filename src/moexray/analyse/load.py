@@ -7,9 +7,9 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from moexray.core.run import Row, Run
+    from moexray.core.run import Batch, Row, Run
 
 __all__ = ["Point", "engine_points", "points"]
 
@@ -27,7 +27,7 @@ class Point:
         running: Requests being served.
         waiting: Requests in the queue.
         kv: KV cache use, 0..1.
-        step_s: Mean time per token of the window that ends here.
+        step_s: Mean time per token of the window that ends here; of statistics, the iteration.
         preempted: Preemptions in that window.
         engines: Engines that the figures cover.
     """
@@ -58,7 +58,20 @@ def engine_points(run: Run) -> dict[str, list[Point]]:
     for row in run.rows("log"):
         if row["kind"] in ("stats", "batch") and row["phase"] != "startup":
             lines.setdefault(_engine(row), []).append(_point(row))
+    for batch in run.batches("iterations"):
+        for engine, point in _iterations(batch):
+            lines.setdefault(engine, []).append(point)
     return {engine: _bins(found) for engine, found in lines.items()}
+
+
+def _iterations(batch: Batch) -> Iterator[tuple[str, Point]]:
+    """(engine, load) of each iteration of a statistics file."""
+    names = ("rank", "t_s", "running", "waiting", "kv_usage", "dur_s", "paused")
+    rows = zip(*(batch.columns[name] for name in names), strict=True)
+    for i, row in enumerate(rows):
+        rank, *figures = (None if v != v else float(v) for v in row)  # noqa: PLR0124  # NaN
+        engine = "" if rank is None else str(int(rank))
+        yield engine, Point(batch.source, f"iteration {i + 1} of the file", *figures)
 
 
 def _engine(row: Row) -> str:
@@ -102,7 +115,11 @@ def _bins(found: Sequence[Point]) -> list[Point]:
             return median(known) if known else None
 
         last = part[-1]
-        out.append(
-            Point(last.source, last.where, last.t_s, mid("running"), mid("waiting"), mid("kv"), mid("step_s"))
-        )
+        load = (mid("running"), mid("waiting"), mid("kv"), mid("step_s"), _sum(part))
+        out.append(Point(last.source, last.where, last.t_s, *load))
     return out
+
+
+def _sum(part: Sequence[Point]) -> float | None:
+    known = [p.preempted for p in part if p.preempted is not None]
+    return sum(known) if known else None

@@ -41,6 +41,8 @@ class Exhibit:
     needs: tuple[str, ...]
 
 
+LOAD = ("metrics", "log", "iterations")  # tables that tell requests running, waiting and KV use
+
 RULES: tuple[Rule, ...] = (
     Rule(
         "moexray.diagnose.memory.oom:order_of_tests",
@@ -183,9 +185,9 @@ RULES: tuple[Rule, ...] = (
     Rule(
         "moexray.diagnose.engine_logs.balance:rebalance_cost", ("ep.rebalance_cost_exceeds_gain",), ("bench",)
     ),
-    Rule("moexray.diagnose.serving.sched:preemption", ("sched.preemption",), ("metrics", "log", "iterations")),
-    Rule("moexray.diagnose.serving.sched:saturated", ("sched.saturated",), ("metrics", "log", "iterations")),
-    Rule("moexray.diagnose.serving.engines:dp_imbalance", ("sched.dp_imbalance",), ("metrics", "log", "iterations")),
+    Rule("moexray.diagnose.serving.sched:preemption", ("sched.preemption",), LOAD),
+    Rule("moexray.diagnose.serving.sched:saturated", ("sched.saturated",), LOAD),
+    Rule("moexray.diagnose.serving.engines:dp_imbalance", ("sched.dp_imbalance",), LOAD),
     Rule("moexray.diagnose.serving.metrics:no_progress", ("comm.no_progress",), ("metrics", "gpu")),
     Rule("moexray.diagnose.serving.metrics:per_request_average", ("metric.per_request_average",), ("gaps",)),
     Rule(

@@ -34,6 +34,7 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.memory_log:memory_log",
     "moexray.readers.shapes.memory_stats:memory_stats",
     "moexray.readers.shapes.nsys_stats:stats_json",
+    "moexray.readers.shapes.iterations:iteration_json",
     "moexray.readers.shapes.matrix:read_json",
     "moexray.readers.shapes.groups:read",
     "moexray.readers.shapes.prom_json:prom_json",

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from moexray.core.schema import Column, Table
 
-__all__ = ["BENCH", "GAPS", "LATENCY", "REQUESTS", "STEPS", "TABLES"]
+__all__ = ["BENCH", "GAPS", "ITERATIONS", "LATENCY", "REQUESTS", "STEPS", "TABLES"]
 
 LATENCY = Table(
     "latency",
@@ -84,4 +84,34 @@ STEPS = Table(
     ),
 )
 
-TABLES: tuple[Table, ...] = (LATENCY, BENCH, REQUESTS, GAPS, STEPS)
+ITERATIONS = Table(
+    "iterations",
+    "Iteration statistics of TensorRT-LLM: one row per iteration and rank (arrays). Its latencies and "
+    "prefills stand in `latency` and `steps`, too.",
+    (
+        Column("iteration", "float", "", "Counter of the engine; NaN if not given."),
+        Column("t_s", "float", "s", "Time stamp of the record, epoch; NaN if unknown."),
+        Column("rank", "float", "", "Rank of attention data parallelism; NaN: the engine as a whole."),
+        Column("dur_s", "float", "s", "Latency of the iteration."),
+        Column("running", "float", "", "Requests being served."),
+        Column("waiting", "float", "", "Requests in the queue."),
+        Column("done", "float", "", "Requests that were completed."),
+        Column("scheduled", "float", "", "Requests in this iteration."),
+        Column("context_requests", "float", "", "Requests that prefill in it."),
+        Column("context_tokens", "float", "tokens", "Tokens that are prefilled in it."),
+        Column("paused", "float", "", "Requests that were paused for want of KV cache."),
+        Column("kv_blocks", "float", "", "Blocks of the KV cache."),
+        Column("kv_used", "float", "", "Blocks in use."),
+        Column("kv_usage", "float", "ratio", "Share in use; NaN if unknown."),
+        Column("hit_ratio", "float", "ratio", "Hit rate of the prefix cache, over its life."),
+        Column("reused_blocks", "float", "", "Blocks that were found in the cache, over its life."),
+        Column("missed_blocks", "float", "", "Blocks that were not, over its life."),
+        Column("gpu_bytes", "float", "bytes", "Memory in use on the device."),
+        Column("draft_tokens", "float", "tokens", "Draft tokens of speculative decoding."),
+        Column("accepted_tokens", "float", "tokens", "Draft tokens that were accepted."),
+        Column("transfers", "float", "", "Requests whose KV cache came from another server."),
+        Column("transfer_s", "float", "s", "Time of these transfers, summed."),
+    ),
+)
+
+TABLES: tuple[Table, ...] = (LATENCY, BENCH, REQUESTS, GAPS, STEPS, ITERATIONS)

@@ -1,4 +1,4 @@
-"""sched.preemption, sched.saturated: requests evicted or queued, from scrapes and from logs."""
+"""sched.preemption, sched.saturated: requests evicted or queued, from scrapes, logs and statistics."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def preemption(run: Run, limits: Limits) -> list[Finding]:
         known = True
         found += _counter_moved(run, chain, counted, limits)
     if not known:
-        found += _preempted_in_log(run, limits)
+        found += _preempted_in_log(run, limits) or _paused(run, limits)
     worst = max((f for f in found if not f.id.startswith("not:")), key=lambda f: f.value or 0, default=None)
     return [worst] if worst else found[:1]
 
@@ -184,6 +184,45 @@ def _preempted_in_log(run: Run, limits: Limits) -> list[Finding]:
             cost=float(count),
         )
     ]
+
+
+def _paused(run: Run, limits: Limits) -> list[Finding]:
+    """Iteration statistics: requests that are paused while the KV cache is full."""
+    best: Finding | None = None
+    for batch in run.batches("iterations"):
+        paused, use, ran = (batch.columns[c] for c in ("paused", "kv_usage", "running"))
+        least = limits.requests.kv_full
+        full = [i for i, (n, u) in enumerate(zip(paused, use, strict=True)) if n > 0 and u >= least]
+        if not full or (best and len(full) <= best.cost):
+            continue
+        most = max(full, key=lambda i: paused[i])
+        claim = (
+            f"Requests are paused in {len(full)} of {len(paused)} iterations, up to {paused[most]:.0f} of "
+            f"{ran[most]:.0f} at once, with KV use at {use[most]:.1%}: what was computed of them is computed "
+            "again."
+        )
+        facts = {"iterations": len(full), "paused": int(paused[most]), "kv_usage": float(use[most])}
+        quoted = [
+            (f"iteration {i + 1} of the file", {"paused": int(paused[i]), "kv_usage": float(use[i])})
+            for i in (full[0], most, full[-1])
+        ]
+        best = Finding(
+            "sched.preemption",
+            "warn" if len(full) > 1 else "info",
+            0.9 if len(full) > 1 else 0.45,
+            claim,
+            value=float(len(full)),
+            limit=0.0,
+            unit="count",
+            evidence=(
+                Evidence(batch.source, "all iterations", pairs(facts)),
+                *dict.fromkeys(Evidence(batch.source, where, pairs(f)) for where, f in quoted),
+            ),
+            remedies=(remedy("sched-more-kv"),),
+            settle_with=() if len(full) > 1 else ("statistics over a longer time under load",),
+            cost=float(len(full)),
+        )
+    return [best] if best else []
 
 
 def saturated(run: Run, limits: Limits) -> list[Finding]:

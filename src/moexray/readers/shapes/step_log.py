@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from moexray.core.source import Source
     from moexray.readers.csv_file import Grid
 
-__all__ = ["step_json", "step_table"]
+__all__ = ["join_ranks", "step_json", "step_table"]
 
 NAN = float("nan")
 FEW = 8  # rows; so many may rise by chance
@@ -150,7 +150,7 @@ def _steps(
     }
     width = len(by["prefill"])
     if by["rank"]:
-        table = _join_ranks(table)
+        table = join_ranks(table)
         width = len({v for v in columns[by["rank"][0]] if v is not None})
     out.add_columns("steps", table, source=source.path, rows=rows, ranks=width or None)
     return True
@@ -197,7 +197,7 @@ def _prefill(
     return [NAN] * rows, [NAN] * rows
 
 
-def _join_ranks(table: dict[str, list[float]]) -> dict[str, list[float]]:
+def join_ranks(table: dict[str, list[float]]) -> dict[str, list[float]]:
     """Rows of one step and several ranks as one row: the longest duration, the sum of the tokens."""
     joined: dict[float, list[int]] = {}
     for i, step in enumerate(table["step"]):
