@@ -111,6 +111,7 @@ def test_wrong_arguments_are_refused_before_anything_is_sent():
                 lambda: exchange.all_to_all(b"abc", [4, -1]),
                 lambda: exchange.all_to_all(b"abc", [3]),
                 lambda: exchange.all_to_all(b"abc", [1.5, 1.5]),
+                lambda: exchange.all_to_all(b"abc", None),
                 lambda: exchange.all_to_all(b"abc", [3, 0], recv_bytes=[1]),
                 lambda: exchange.all_to_all(b"abc", [3, 0], out=b"read only"),
                 lambda: exchange.all_to_all(b"abc", [3, 0], recv_bytes=[1 << 70, 0], out=bytearray(9)),
@@ -137,7 +138,8 @@ def test_worlds_and_ranks_that_cannot_be(world):
 
 @pytest.mark.parametrize(
     "fields",
-    [{"rungs": ()}, {"rungs": ("tcp",)}, {"ring_bytes": 5000}, {"ring_bytes": 0}, {"file_ring_bytes": 100}],
+    [{"rungs": ()}, {"rungs": ("tcp",)}, {"ring_bytes": 5000}, {"ring_bytes": 0}, {"file_ring_bytes": 100},
+     {"ring_bytes": 4096.0}, {"spare_bytes": -1}, {"max_bytes": None}],
 )
 def test_options_that_cannot_be(fields):
     with pytest.raises(UsageError):
@@ -147,14 +149,43 @@ def test_options_that_cannot_be(fields):
 def test_group_names_and_timeouts_that_cannot_be():
     with pytest.raises(UsageError, match="group name of 70 bytes"):
         Exchange.open("g" * 70, 0, 1)
-    with pytest.raises(UsageError, match="timeout of 0"):
-        Exchange.open("g", 0, 1, Options(timeout_s=0))
+    for timeout_s in (0, float("nan"), "3", None):
+        with pytest.raises(UsageError, match=f"timeout of {timeout_s}"):
+            Exchange.open("g", 0, 1, Options(timeout_s=timeout_s))
 
 
 def test_the_kill_switch(monkeypatch):
     monkeypatch.setenv("MOEXRAY_OFF", "router,exchange")
     with pytest.raises(ExchangeError, match="switched off"):
         Exchange.open("g", 0, 1)
+
+
+@pytest.mark.parametrize("limit", [3, 4, 5, 7, 8, 9])
+def test_a_rank_without_descriptors_is_named(limit):
+    """From no socket at all to no mapping; the other rank hears of it, and gives all of its own back."""
+    code = """
+import os, resource, sys
+from moexray.runtime.exchange import Exchange, Options
+from moexray.core.errors import ExchangeError
+group, limit = f"fds {os.getpid()}", int(sys.argv[1])
+child = os.fork()
+if not child:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+before = len(os.listdir("/proc/self/fd")) if child else 0
+try:
+    with Exchange.open(group, int(not child), 2, Options(timeout_s=2.0)) as exchange:
+        exchange.all_to_all(b"", [0, 0])
+    fine = True
+except ExchangeError as why:
+    fine = why.ranks == (1,)
+if not child:
+    os._exit(0 if fine else 1)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+assert fine
+assert len(os.listdir("/proc/self/fd")) == before
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(limit)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_closed_twice_then_refused():

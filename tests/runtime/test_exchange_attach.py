@@ -138,3 +138,19 @@ def test_types_that_gloo_does_not_know_are_bytes():
             data, out = torch.arange(8.0).to(dtype), torch.zeros(8, dtype=dtype)
             dist.all_to_all_single(out, data)
             assert torch.equal(out.view(torch.uint8), data.view(torch.uint8))
+
+
+@pytest.mark.parametrize("first_out", [0, 1])
+def test_attached_twice_and_detached_in_any_order(first_out):
+    plain = dist.all_to_all_single
+    handles = [attach(options=HOST), attach(options=HOST)]
+    out = torch.zeros(4)
+    dist.all_to_all_single(out, torch.ones(4))
+    assert [h.counters().exchanges for h in handles] == [0, 1]  # the one on top
+    handles[first_out].detach()
+    dist.all_to_all_single(out, torch.full((4,), 2.0))
+    assert out.tolist() == [2.0] * 4
+    assert handles[1 - first_out].counters().exchanges == (1 if first_out else 2)
+    handles[1 - first_out].detach()
+    handles[first_out].detach()
+    assert dist.all_to_all_single is plain

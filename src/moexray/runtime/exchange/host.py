@@ -14,7 +14,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import ExchangeError
-from moexray.runtime.exchange import segments
+from moexray.runtime.exchange import direct, segments
 from moexray.runtime.exchange.link import ready
 from moexray.runtime.exchange.ring import Ring
 from moexray.runtime.exchange.wire import Kind, Message
@@ -116,8 +116,6 @@ class HostRung:
                 refusals = mesh.vote(refusal).refusals
             readers = set()
             if not refusals and options.direct:
-                from moexray.runtime.exchange import direct  # ctypes: as long to import as this package
-
                 readers = direct.meet(mesh)
         except BaseException:
             _unmap(maps)
@@ -264,8 +262,6 @@ class HostRung:
 
     def _offer(self, lane: _Lane, send: memoryview) -> bool:
         """Tells the peer where its part lies."""
-        from moexray.runtime.exchange import direct
-
         lane.offered, lane.told = lane.left, lane.inward.consumed
         part = send[lane.at : lane.at + lane.left]
         crc = zlib.crc32(part) if self._checksums else 0
@@ -277,8 +273,6 @@ class HostRung:
 
     def _read(self, lane: _Lane, out: memoryview) -> bool:
         """Reads a piece of what the peer offered; where that is impossible asks for the rest by ring."""
-        from moexray.runtime.exchange import direct
-
         left = lane.total - lane.got
         if not left or lane.source is None:
             return False

@@ -338,5 +338,5 @@ def _counts(name: str, sizes: Sequence[int], world: int) -> list[int]:
     except TypeError:
         counts = []
     if len(counts) != world or min(counts) < 0:
-        raise UsageError(f"{name} must be {world} counts of bytes, none negative: {list(sizes)[:64]}")
+        raise UsageError(f"{name} must be {world} counts of bytes, none negative: {sizes!r:.500}")
     return counts

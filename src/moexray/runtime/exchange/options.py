@@ -48,8 +48,11 @@ class Options:
             raise UsageError(f"rungs {self.rungs!r}", hint=f"choose from {', '.join(RUNGS)}")
         for name in ("ring_bytes", "file_ring_bytes"):
             size = getattr(self, name)
-            if size < mmap.PAGESIZE or size % mmap.PAGESIZE:
+            if not isinstance(size, int) or size < mmap.PAGESIZE or size % mmap.PAGESIZE:
                 raise UsageError(f"{name} {size}", hint=f"use a multiple of the page size {mmap.PAGESIZE}")
+        for name in ("spare_bytes", "max_bytes"):
+            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+                raise UsageError(f"{name} {getattr(self, name)}", hint="a number of bytes, not negative")
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,7 +58,11 @@ def gather(group: str, rank: int, world: int, timeout_s: float, settings: Mappin
     """
     _check(group, rank, world, timeout_s)
     meeting = _Meeting(group, rank, world, timeout_s, settings)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+    try:
+        opened = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    except OSError as why:
+        raise _cannot(group, rank, why) from why
+    with opened as listener:
         try:
             _listen(listener, group, rank, world)
             for lower in range(rank):
@@ -72,9 +76,13 @@ def gather(group: str, rank: int, world: int, timeout_s: float, settings: Mappin
                 meeting.mesh().abort(why)
             meeting.mesh().close()
             if isinstance(why, OSError):
-                raise ExchangeError(f"cannot open group {group!r}: {why}", where=f"rank {rank}") from why
+                raise _cannot(group, rank, why) from why
             raise
     return meeting.mesh()
+
+
+def _cannot(group: str, rank: int, why: OSError) -> ExchangeError:
+    return ExchangeError(f"cannot open group {group!r}: {why}", where=f"rank {rank}", ranks=(rank,))
 
 
 def _check(group: str, rank: int, world: int, timeout_s: float) -> None:
@@ -82,7 +90,7 @@ def _check(group: str, rank: int, world: int, timeout_s: float) -> None:
         raise UsageError(f"rank {rank} of {world}", hint=f"0 <= rank < world <= {MAX_WORLD}")
     if not 0 < len(group.encode()) <= MAX_GROUP_BYTES:
         raise UsageError(f"group name of {len(group.encode())} bytes", hint=f"use 1 to {MAX_GROUP_BYTES}")
-    if not 0 < timeout_s <= 86400:
+    if not isinstance(timeout_s, int | float) or not 0 < timeout_s <= 86400:
         raise UsageError(f"timeout of {timeout_s} s", hint="use more than 0 and at most a day")
 
 
