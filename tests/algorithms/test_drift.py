@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from moexray.algorithms.drift import (
-    QUIET,
+    FEWEST,
+    REFERENCE,
     PageHinkley,
     changes,
     js,
@@ -109,6 +110,70 @@ def test_both_detectors_see_the_same_change():
 
 
 def test_too_few_windows_say_nothing():
-    assert changes(np.ones((QUIET, 2, 8))) == []
-    assert page_hinkley(np.ones((QUIET, 2, 8))) == []
+    assert changes(np.ones((FEWEST, 2, 8))) == []
+    assert page_hinkley(np.ones((REFERENCE, 2, 8))) == []
     assert changes(np.zeros((40, 2, 8))) == []
+    assert changes(np.ones((40, 2, 1))) == []
+
+
+@pytest.mark.parametrize("layers", [3, 26, 58])
+@pytest.mark.parametrize("at", [8, 15, 40])
+def test_one_layer_that_changes_alone_is_named_and_dated(layers, at):
+    """In the mean over layers it would drown."""
+    rng = np.random.default_rng(layers + at)
+    before = rng.dirichlet(np.full(64, 0.7), layers)
+    after = before.copy()
+    after[1] = rng.dirichlet(np.full(64, 0.7))
+    [change] = changes(stream(rng, [(at, before), (20, after)], layers=layers))
+    assert np.flatnonzero(change.layers).tolist() == [1]
+    assert change.start == at
+    assert change.found - at < 4
+    assert change.lasts
+
+
+def test_layers_that_change_one_after_another_are_dated_each():
+    rng = np.random.default_rng(2)
+    a = rng.dirichlet(np.full(64, 0.7), 12)
+    b, c = a.copy(), a.copy()
+    b[3] = c[3] = rng.dirichlet(np.full(64, 0.7))
+    c[7] = rng.dirichlet(np.full(64, 0.7))
+    found = changes(stream(rng, [(30, a), (30, b), (30, c)], layers=12))
+    assert [(x.start, np.flatnonzero(x.layers).tolist()) for x in found] == [(30, [3]), (60, [7])]
+    assert all(x.lasts for x in found)
+
+
+def test_texts_that_move_all_layers_do_not_blame_one():
+    """Every few windows another text: the layers move together, by different amounts."""
+    rng = np.random.default_rng(8)
+    base = rng.dirichlet(np.full(64, 0.7), 12)
+    mixes = []
+    for _ in range(30):
+        text = rng.dirichlet(np.full(64, 0.7), 12)
+        mixes.append((4, 0.9 * base + 0.1 * text))
+    assert [c for c in changes(stream(rng, mixes, layers=12)) if c.layers.sum() < 6] == []
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 12])
+def test_a_burst_ends_where_the_old_mix_comes_back(length):
+    rng = np.random.default_rng(length)
+    a, b = rng.dirichlet(np.full(32, 0.7), (2, 3))
+    [change] = changes(stream(rng, [(20, a), (length, b), (30, a)], layers=3))
+    assert (change.start, change.until, change.lasts) == (20, 20 + length, False)
+
+
+def test_a_change_after_a_burst_is_still_seen():
+    rng = np.random.default_rng(11)
+    a, b, c = rng.dirichlet(np.full(32, 0.7), (3, 3))
+    found = changes(stream(rng, [(20, a), (3, b), (20, a), (30, c)], layers=3))
+    assert [(x.start, x.lasts) for x in found] == [(20, False), (43, True)]
+
+
+def test_permuting_layers_permutes_the_answer():
+    rng = np.random.default_rng(12)
+    before = rng.dirichlet(np.full(64, 0.7), 8)
+    after = before.copy()
+    after[2] = rng.dirichlet(np.full(64, 0.7))
+    windows, order = stream(rng, [(30, before), (20, after)], layers=8), rng.permutation(8)
+    [a], [b] = changes(windows), changes(windows[:, order])
+    assert (a.start, a.found) == (b.start, b.found)
+    assert a.layers[order].tolist() == b.layers.tolist()

@@ -23,6 +23,7 @@ __all__ = ["MIN_WINDOW", "Load", "Mismatch", "config", "folder", "loads", "over_
 
 WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
+TOP = 3  # experts whose tokens are counted together
 MAX_CELLS = 1 << 24  # of a cube of counts (128 MiB)
 
 
@@ -266,10 +267,13 @@ def _from_routes(batch: Batch, dummy_run: int, windows: int) -> Load | None:
         for y in range(len(layers)):
             part = stack[y, edges[w] : edges[w + 1]]
             cube[w, y] = np.bincount(part[part >= 0].ravel(), minlength=units)
+    hottest = np.argsort(-cube.sum(axis=0), axis=1, kind="stable")[:, :TOP]
+    served = (np.isin(part, best).any(axis=1) for part, best in zip(stack, hottest, strict=True))
+    attrs = {**batch.attrs, "seen_tokens": tokens, "touched": [float(s.mean()) for s in served]}
     notes = (f"{int(dummy.sum())} of {tokens} tokens are runs of identical rows (warm-up): set aside",)
     positions = np.flatnonzero(keep)[edges[:-1]]
     return Load(
         batch.source, (batch.source,), "physical" if batch.attrs.get("physical") else "logical", positions,
-        layers, cube, attrs={**batch.attrs, "seen_tokens": tokens}, notes=notes if dummy.any() else (),
+        layers, cube, attrs=attrs, notes=notes if dummy.any() else (),
         set_aside=int(dummy.sum()), from_routes=True,
     )  # fmt: skip

@@ -1,4 +1,10 @@
-"""Change points of the routing: when the mix of experts changed, and what that did to the ranks."""
+"""What a change of the mix does to the balance of the ranks: the size of its effect.
+
+A distance in nats says whether a mix changed, not whether that matters. Two things do: that the busiest rank
+of the placement in force carries more, and that a plan made before no longer fits. Both are measured.
+
+Glossary: a *stretch* is some neighbouring windows; *growth* is how much more the busiest rank carries.
+"""
 
 from __future__ import annotations
 
@@ -7,127 +13,191 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.algorithms.drift import js, js_floor
+from moexray.algorithms.packing import rank_loads
+from moexray.algorithms.placement import Shape, place
+from moexray.algorithms.replication import token_costs
 from moexray.analyse.routing_stats import by_chance
+from moexray.analyse.routing_windows import windows_of
 
 if TYPE_CHECKING:
-    from moexray.analyse.routing_ranks import Ranks
+    from collections.abc import Iterable
 
-__all__ = ["Change", "changes"]
+    from moexray.algorithms.drift import Change
+    from moexray.analyse.routing_figures import Figures
+    from moexray.analyse.routing_windows import Drift
 
-MAX_WINDOWS = 96
-MIN_CHOICES = 10  # choices per unit in a window
-MIN_CHANCE = 0.85  # balancedness that chance leaves a window; below, its ranks say nothing
+__all__ = ["Effect", "Moved", "Stretch", "around", "assumed_ranks", "effect", "moved"]
+
+ASSUMED_EP = 8  # ranks assumed, and said so, where no artefact gives the EP size
+SMALL, CLEAR = 0.01, 0.10  # growth of the busiest rank's load: below is none, small, clear; as for policies
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A change point of one layer.
+class Stretch:
+    """Some windows of a load.
 
     Args:
-        layer: Label of the layer.
-        at: Index of the first step after the change.
-        until: Index after the last step of the new mix.
-        distance: JS between the mix before and the first window after, nats.
-        limit: The limit it passed.
-        before: Balancedness of the steps before, from the last change on.
-        after: Balancedness of the steps after.
-        window: Steps of a window.
+        units: [windows, layers, experts].
+        ranks: [windows, layers, ranks]; None where the EP size is unknown.
+        gpus: EP size, assumed where it is unknown.
+        experts: The units are logical experts, which a plan can move.
+    """
+
+    units: np.ndarray
+    ranks: np.ndarray | None
+    gpus: int
+    experts: bool
+
+    @classmethod
+    def of(cls, f: Figures) -> Stretch:
+        """All windows of a load."""
+        units, edges = windows_of(f)
+        size = int(edges[1] - edges[0]) if len(edges) > 1 else 1
+        experts = f.axis == "logical"
+        if f.ranks is None:
+            return cls(units, None, assumed_ranks(units.shape[2]), experts)
+        ranks = np.add.reduceat(f.ranks.tokens[: edges[-1] + size], edges, axis=0)
+        return cls(units, ranks, ranks.shape[2], experts)
+
+    def part(self, first: int, end: int) -> Stretch:
+        """The windows from first to before end."""
+        ranks = None if self.ranks is None else self.ranks[first:end]
+        return Stretch(self.units[first:end], ranks, self.gpus, self.experts)
+
+
+@dataclass(frozen=True, slots=True)
+class Effect:
+    """What lies between two stretches, for some layers together (by their time).
+
+    Args:
+        gpus: EP ranks that the plan is for.
+        before: Balancedness of the placement in force in the first stretch; None: EP size unknown.
+        after: The same in the second one.
+        plan_before: Balancedness of a plan made on the first half of the first stretch, in its second half.
+        plan_after: The same plan in the second stretch; None where there are no halves or no experts.
+        growth: The larger growth of the busiest rank's load of both, what chance gives taken out; ratio.
+    """
+
+    gpus: int
+    before: float | None
+    after: float | None
+    plan_before: float | None
+    plan_after: float | None
+    growth: float
+
+    @property
+    def size(self) -> str:
+        """none, small or clear."""
+        return "none" if self.growth < SMALL else "small" if self.growth < CLEAR else "clear"
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A change of the mix that lasts, in one layer.
+
+    Args:
+        layer: Its label.
+        at: Row of the load with which the new mix begins.
+        until: Row after its last one.
+        distance: JS, nats.
+        quiet: The same where nothing changed.
+        before: Balancedness over ranks from the change before on.
+        after: Balancedness over ranks of the new mix.
+        chance: What chance leaves of the balancedness of the shorter of both.
+        window: Rows of a window.
+        layers: Layers that changed at the same time.
     """
 
     layer: int
     at: int
     until: int
     distance: float
-    limit: float
+    quiet: float
     before: float
     after: float
+    chance: float
     window: int
+    layers: int
 
 
-def changes(ranks: Ranks, floor_factor: float, quiet_factor: float) -> list[Change]:
-    """The worst change of each layer whose balancedness fell; empty where windows are too short."""
-    found = []
-    for y, layer in enumerate(ranks.load.layers):
-        if change := _of_layer(ranks, y, int(layer), floor_factor, quiet_factor):
-            found.append(change)
-    return found
+def assumed_ranks(units: int) -> int:
+    """EP size to reckon with where none is known; 1 where the units do not divide."""
+    return next((n for n in (ASSUMED_EP, 4, 2) if units >= 2 * n and units % n == 0), 1)
 
 
-def _of_layer(ranks: Ranks, y: int, layer: int, floor_factor: float, quiet_factor: float) -> Change | None:
-    series, on_ranks = ranks.load.tokens[:, y], ranks.tokens[:, y]
-    size = _window(series, on_ranks)
-    if size is None:
-        return None
-    edges = np.arange(0, len(series) - size + 1, size)
-    windows = np.add.reduceat(series, edges, axis=0).astype(np.float64)
-    points = _points(windows, floor_factor, quiet_factor)
-    if not points:
-        return None
-    starts = [0, *(b for b, _, _ in points)]
-    ends = [*starts[1:], len(windows)]
-    steps = [_refine(series, s * size, size) if s else 0 for s in starts] + [len(series)]
-    best: Change | None = None
-    for i in range(1, len(starts)):
-        if ends[i] - starts[i] < 2 and ends[i] != len(windows):
-            continue
-        before = _balance(on_ranks[steps[i - 1] : steps[i]])
-        after = _balance(on_ranks[steps[i] : steps[i + 1]])
-        if best is None or before - after > best.before - best.after:
-            _, distance, limit = points[i - 1]
-            best = Change(layer, steps[i], steps[i + 1], distance, limit, before, after, size)
-    return best
+def effect(a: Stretch, b: Stretch, layers: Iterable[int]) -> Effect:
+    """What the second stretch does to the balance that was had in the first.
+
+    Args:
+        a: The earlier stretch.
+        b: The later one, of the same model.
+        layers: Indices.
+    """
+    layers = list(layers)
+    before = after = plan_before = plan_after = None
+    growth = 0.0
+    if a.ranks is not None and b.ranks is not None and a.gpus == b.gpus:
+        loads = [x.sum(axis=0)[layers].astype(np.float64) for x in (a.ranks, b.ranks)]
+        before, after = map(_balance, loads)
+        growth = _growth(*loads)
+    middle = len(a.units) // 2
+    if a.experts and b.experts and a.gpus > 1 and middle:
+        parts = (a.units[:middle], a.units[middle:], b.units)
+        seen, *new = (x.sum(axis=0)[layers].astype(np.float64) for x in parts)
+        shape = Shape(seen.shape[1], -(-seen.shape[1] // a.gpus) * a.gpus, a.gpus)
+        slots = [place(token_costs(load, shape.most), shape) for load in seen]
+        on = [np.array([rank_loads(x, s, a.gpus) for x, s in zip(n, slots, strict=True)]) for n in new]
+        plan_before, plan_after = map(_balance, on)
+        growth = max(growth, _growth(*on))
+    return Effect(a.gpus, before, after, plan_before, plan_after, growth)
 
 
-def _window(series: np.ndarray, on_ranks: np.ndarray) -> int | None:
-    """Steps per window: enough choices for the mix and for the ranks; None if under 4 windows fit."""
-    units, count = series.shape[1], on_ranks.shape[1]
-    size = max(1, -(-len(series) // MAX_WINDOWS))
-    while len(series) // size >= 4:
-        edges = np.arange(0, len(series) - size + 1, size)
-        n = float(np.median(np.add.reduceat(series.sum(axis=1), edges)))
-        if n >= MIN_CHOICES * units and by_chance(n / count, count) >= MIN_CHANCE:
-            return size
-        size *= 2
-    return None
+def around(d: Drift, change: Change) -> tuple[int, int]:
+    """First window of the mix before a change, and the window after the last one of the new mix."""
+    earlier = (c for c in d.found if c.lasts and c.start < change.start)
+    before = [c.start for c in earlier if (c.layers & change.layers).any()]
+    return max(before, default=0), change.until if change.until >= 0 else len(d.steps)
 
 
-def _points(
-    windows: np.ndarray, floor_factor: float, quiet_factor: float
-) -> list[tuple[int, float, float]]:
-    """(window, distance, limit) where two windows running lie off the mix since the last point."""
-    units = windows.shape[1]
-    totals = windows.sum(axis=1)
-    steps = [js(windows[i], windows[i + 1]) for i in range(len(windows) - 1)]
-    quiet = quiet_factor * float(np.median(steps))
-    found: list[tuple[int, float, float]] = []
-    start, b, mix = 0, 1, windows[0]
-    while b < len(windows) - 1:
-        mix = mix + windows[b - 1] if b > start + 1 else windows[start]
-        size = float(mix.sum())
-        far, limit = float(js(mix, windows[b])), max(floor_factor * js_floor(units, totals[b], size), quiet)
-        if far > limit:
-            again = float(js(mix, windows[b + 1]))
-            if again > max(floor_factor * js_floor(units, totals[b + 1], size), quiet) and steps[b] < far:
-                found.append((b, far, limit))
-                start = b
-        b += 1
-    return found
+def _balance(loads: np.ndarray) -> float:
+    """sum(mean) / sum(max) over layers of [layers, ranks]."""
+    tops = float(loads.max(axis=1).sum())
+    return float(loads.mean(axis=1).sum()) / tops if tops else 1.0
 
 
-def _refine(series: np.ndarray, at: int, size: int) -> int:
-    """The step near a window's edge at which the likelihood of the new mix begins to win."""
-    low, high = max(1, at - size), min(len(series) - 1, at + size)
-    if size == 1 or high <= low:
-        return at
-    before = series[max(0, low - 8 * size) : low].sum(axis=0) + 0.5
-    after = series[high : high + 8 * size].sum(axis=0) + 0.5
-    gain = series[low:high] @ (np.log(after / after.sum()) - np.log(before / before.sum()))
-    # the sum of gains from a step to the end is largest where the change is
-    tail = np.concatenate([np.cumsum(gain[::-1])[::-1], [0.0]])
-    return low + int(tail.argmax())
+def _growth(first: np.ndarray, second: np.ndarray) -> float:
+    """How much more of its mean the busiest rank carries; 0 where less."""
+
+    def worth(loads: np.ndarray) -> float:
+        means = loads.mean(axis=1)
+        usual = sum(float(m) / by_chance(float(m), loads.shape[1]) for m in means if m > 0)
+        return _balance(loads) * usual / float(means.sum()) if usual else 1.0
+
+    return max(worth(first) / worth(second) - 1.0, 0.0)
 
 
-def _balance(on_ranks: np.ndarray) -> float:
-    loads = on_ranks.sum(axis=0)
-    return float(loads.mean() / loads.max()) if loads.size and loads.max() > 0 else float("nan")
+def moved(f: Figures, d: Drift) -> list[Moved]:
+    """The lasting changes of every layer, that with the greatest loss of balance for each."""
+    if f.ranks is None or not d.found:
+        return []
+    _, edges = windows_of(f)
+    size = int(edges[1] - edges[0]) if len(edges) > 1 else 1
+    rows = np.append(edges, len(f.load.tokens))
+    used = [y for y in range(f.tokens.shape[1]) if f.tokens[:, y].any()]
+    worst: dict[int, Moved] = {}
+    for i, y in enumerate(used):
+        mine = [c for c in d.found if c.lasts and c.layers[i]]
+        begin = 0
+        for c in mine:
+            end = int(rows[c.until]) if c.until >= 0 else len(f.load.tokens)
+            at = int(rows[c.start])
+            parts = (f.ranks.tokens[begin:at, y], f.ranks.tokens[at:end, y])
+            loads = [x.sum(axis=0).astype(np.float64) for x in parts]
+            before, after = (_balance(x[None]) for x in loads)
+            chance = min(by_chance(float(x.mean()), len(x)) for x in loads)
+            found = Moved(int(f.load.layers[y]), at, end, c.distance, c.quiet, before, after, chance, size,
+                          int(c.layers.sum()))  # fmt: skip
+            if y not in worst or before - after > worst[y].before - worst[y].after:
+                worst[y] = found
+            begin = at
+    return list(worst.values())

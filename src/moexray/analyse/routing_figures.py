@@ -38,6 +38,7 @@ class LayerFigures:
         entropy: Of the experts' shares, over ln(experts): 1 even.
         top1_share: Share of choices that the busiest expert takes.
         top3_share: ... the three busiest.
+        top3_touched: Share of tokens that the three busiest serve at all; None where only counts are known.
         load_variance: Population variance of the choices per expert, choices squared.
         min_expert_share: Share of choices that the idlest expert takes.
         active_experts: Experts with at least one choice.
@@ -57,6 +58,7 @@ class LayerFigures:
     entropy: float
     top1_share: float
     top3_share: float
+    top3_touched: float | None
     load_variance: float
     min_expert_share: float
     active_experts: int
@@ -113,13 +115,16 @@ def figures(run: Run, load: Load, ep: int | None = None) -> Figures:
     for y, label in enumerate(load.layers):
         if tokens[:, y].sum() > 0:
             on_ranks = None if ranks is None else ranks.tokens[:, y].sum(axis=0)
-            found.append(_layer(int(label), tokens[:, y], on_ranks))
+            touched = load.attrs.get("touched")
+            found.append(_layer(int(label), tokens[:, y], on_ranks, touched[y] if touched else None))
         else:
             dense.append(int(label))
     return Figures(load, ranks, tokens, axis, tuple(found), tuple(dense))
 
 
-def _layer(label: int, series: np.ndarray, on_ranks: np.ndarray | None) -> LayerFigures:
+def _layer(
+    label: int, series: np.ndarray, on_ranks: np.ndarray | None, touched: float | None
+) -> LayerFigures:
     total = series.sum(axis=0).astype(np.float64)
     share = total / total.sum()
     loads = total if on_ranks is None else on_ranks.astype(np.float64)
@@ -136,6 +141,7 @@ def _layer(label: int, series: np.ndarray, on_ranks: np.ndarray | None) -> Layer
         entropy=entropy(total),
         top1_share=float(share.max()),
         top3_share=top_share(total, 3),
+        top3_touched=touched,
         load_variance=float(total.var()),
         min_expert_share=float(share.min()),
         active_experts=int((total > 0).sum()),

@@ -14,6 +14,7 @@ import numpy as np
 
 from moexray.analyse.routing import config, folder
 from moexray.analyse.routing_stats import by_chance
+from moexray.analyse.stated_ep import stated_ep
 from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
@@ -21,12 +22,11 @@ if TYPE_CHECKING:
     from moexray.core.run import Batch, Run
 
 __all__ = [
-    "LayerBalance", "Ranks", "ep_size", "launched_ep", "layer_balance", "logical_tokens", "mean_and_time",
+    "LayerBalance", "Ranks", "ep_size", "layer_balance", "logical_tokens", "mean_and_time",
     "placements", "to_ranks", "whole_model",
 ]  # fmt: skip
 
 MAX_BLOCKS = 64
-_EP_OPTIONS = ("ep_size", "expert_parallel_size", "moe_ep_size", "ep", "moe_expert_parallel_size")
 _EP_WORKER = lazy(r"(?<![A-Za-z0-9])EP[ _]?(?:rank[ _]?)?(\d+)(?!\d)", re.IGNORECASE)
 
 
@@ -98,31 +98,15 @@ def ep_size(run: Run, load: Load) -> tuple[int | None, str]:
             return int(b.columns["slots"].shape[1] // b.attrs["slots_per_rank"]), b.source
     if (value := config(run, "ep_size")) and 1 < value <= units:
         return int(value), "configuration"
-    if (launched := launched_ep(run)) and launched <= units:
-        return launched, "launch line"
+    stated, where = stated_ep(run)
+    if stated and stated <= units:
+        return stated, where
     if (files := load.attrs.get("files", 1)) > 1 and files <= units:
         return int(files), "one file per rank"
     workers = {int(m[1]) for r in run.rows("log") if r["worker"] and (m := _EP_WORKER.search(r["worker"]))}
     if len(workers) > 1 and max(workers) < units:
         return max(workers) + 1, "names of the workers in the log"
     return None, ""
-
-
-def launched_ep(run: Run) -> int | None:
-    """EP size of a launch line: the option itself, or tensor x data parallel where EP is switched on."""
-    options = {row["key"]: row["value"] for row in run.rows("launch")}
-    for key in _EP_OPTIONS:
-        if str(options.get(key, "")).isdigit() and int(options[key]) > 1:
-            return int(options[key])
-    on = str(options.get("enable_expert_parallel", "")).lower() in ("true", "1")
-    deepep = "deepep" in str(options.get("moe_a2a_backend", "")) or "enable_deepep_moe" in options
-
-    def size(*keys: str) -> int:
-        return next((int(options[k]) for k in keys if str(options.get(k, "")).isdigit()), 1)
-
-    tp, dp = size("tensor_parallel_size", "tp_size", "tp"), size("data_parallel_size", "dp_size", "dp")
-    found = tp * dp if on else tp if deepep else 1
-    return found if found > 1 else None
 
 
 def placements(run: Run, load: Load) -> Batch | None:

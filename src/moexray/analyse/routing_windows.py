@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.algorithms.drift import QUIET, changes, js, js_floor, kl, kl_floor, page_hinkley, psi
+from moexray.algorithms.drift import FEWEST, REFERENCE, changes, js, js_floor, kl, kl_floor, page_hinkley, psi
 
 if TYPE_CHECKING:
     from moexray.algorithms.drift import Change
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Distance", "Drift", "Relation", "compare", "drift", "gate_windows", "relation"]
 
-MOST = 1024  # windows looked at; longer streams get longer windows
+MOST = 512  # windows looked at; longer streams get longer windows
 CHOICES = 4  # per expert in a window, at least
 APART = 3.0  # a distance between two mixes counts above so many noise floors and distances of own halves
 DRAWS = 400  # of the bootstrap
@@ -52,7 +52,7 @@ class Drift:
 
     Args:
         steps: [windows], label of the first step (or token) of each window.
-        signal: [windows], mean JS over layers of each window from the first QUIET ones, nats.
+        signal: [windows], mean JS over layers of each window from the first REFERENCE ones, nats.
         floor: What sampling alone gives it, nats.
         found: Changes of the mix.
         hinkley: Windows at which Page-Hinkley sees one.
@@ -108,17 +108,19 @@ def drift(figures: Figures) -> Drift:
     steps = figures.load.steps[edges]
     used = counts.sum(axis=(0, 2)) > 0
     counts = counts[:, used].astype(np.float64)
-    first = counts[:QUIET].sum(axis=0)
-    signal = np.array([float(js(w, first - (w if i < QUIET else 0)).mean()) for i, w in enumerate(counts)])
+    first = counts[:REFERENCE].sum(axis=0)
+    others = (first - (w if i < REFERENCE else 0) for i, w in enumerate(counts))
+    signal = np.array([float(js(w, rest).mean()) for w, rest in zip(counts, others, strict=True)])
     n = float(np.median(counts.sum(axis=(1, 2)))) / max(counts.shape[1], 1)
-    floor = js_floor(counts.shape[2], n, n * min(len(counts), QUIET))
+    floor = js_floor(counts.shape[2], n, n * min(len(counts), REFERENCE))
     reason = ""
-    if figures.load.attrs.get("rows_are_ranks") or figures.axis == "rank":
-        reason = "its rows or columns are ranks, not experts over time"
+    if figures.load.attrs.get("rows_are_ranks"):
+        reason = "its rows are ranks, not moments"
     elif not figures.load.ordered:
         reason = "its rows are not in time order (a ring buffer written unrolled)"
-    elif len(counts) <= QUIET:
-        reason = f"it has {len(counts)} of the {QUIET + 1} windows that telling a change from noise takes"
+    elif len(counts) <= FEWEST:
+        windows = "1 window" if len(counts) == 1 else f"{len(counts)} windows"
+        reason = f"it has {windows}, and telling a change from noise takes {FEWEST + 1}"
     if reason:
         return Drift(steps, signal, floor, reason=reason)
     return Drift(steps, signal, floor, tuple(changes(counts)), tuple(page_hinkley(counts)))
@@ -162,9 +164,9 @@ def _halves(windows: np.ndarray) -> np.ndarray:
 
 
 def relation(figures: Figures, seed: int = 0) -> Relation | None:
-    """How balancedness follows the distance from the long-run mix; None under QUIET windows."""
+    """How balancedness follows the distance from the long-run mix; None under REFERENCE windows."""
     counts, edges = windows_of(figures)
-    if len(counts) < QUIET or not figures.load.ordered:
+    if len(counts) < REFERENCE or not figures.load.ordered:
         return None
     cube = figures.tokens if figures.ranks is None else figures.ranks.tokens
     size = int(edges[1] - edges[0]) if len(edges) > 1 else 1

@@ -17,11 +17,6 @@ class RoutingLimits:
     chance: float = 0.95
     # Fall of balancedness after a change of the routing that counts as drift; ratio; verdict catalogue.
     drift_fall: float = 0.10
-    # A distance counts as change above this many sampling floors (E-1)/8 * (1/n + 1/m); factor; tokens
-    # of one text are correlated: measured distances were up to 10 floors, quiet medians about 2.
-    floor_factor: float = 4.0
-    # ... and above this many medians of the distance between neighbouring windows; factor; judgement.
-    quiet_factor: float = 3.0
     # Logged balancedness "fits" the mean/max over layers within this; ratio; verdict catalogue.
     axis_fits: float = 0.01
     # ... and "misses" that over ranks by more than this; ratio; verdict catalogue.

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.analyse.routing import loads
 from moexray.analyse.routing_figures import figures
-from moexray.analyse.routing_windows import drift
+from moexray.analyse.routing_windows import MOST, drift
 from moexray.core.limits.routing import RoutingLimits
 from moexray.diagnose.routing.choice import dropped_outputs
 from moexray.diagnose.routing.metric import counts_multiplied, files_of_ranks, wrong_axis
@@ -22,12 +22,11 @@ if TYPE_CHECKING:
 __all__ = ["drift_series", "load_rules"]
 
 MAX_SERIES = 8
-WINDOWS = 512  # of a stream of choices in the picture
 
 
 def load_rules(run: Run, limits: Limits) -> list[Finding]:
     """Everything that is said from counts and placements."""
-    every, mismatches = loads(run, limits.routing.dummy_run)
+    every, mismatches = loads(run, limits.routing.dummy_run, windows=MOST)
     return [
         *skew_and_drift(run, every, limits),
         *skew_to_oom(run, every, limits),
@@ -42,7 +41,7 @@ def load_rules(run: Run, limits: Limits) -> list[Finding]:
 def drift_series(run: Run) -> list[dict[str, Any]]:
     """Exhibit: distance of each window's mix of experts from the first ones, with its changes."""
     out: list[dict[str, Any]] = []
-    for load in loads(run, RoutingLimits().dummy_run, windows=WINDOWS)[0]:
+    for load in loads(run, RoutingLimits().dummy_run, windows=MOST)[0]:
         if not _has_course(load):
             continue
         seen = drift(figures(run, load))

@@ -9,7 +9,8 @@ import numpy as np
 
 from moexray.algorithms.packing import balancedness, rank_loads, swap_duplicate
 from moexray.analyse.routing import config, folder
-from moexray.analyse.routing_ranks import ep_size, launched_ep, layer_balance, to_ranks
+from moexray.analyse.routing_ranks import ep_size, layer_balance, logical_tokens, to_ranks
+from moexray.analyse.stated_ep import stated_ep
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["duplicate_replica", "skew_to_oom"]
 
 SHOWN = 8
+NO_GAIN = 5e-4  # of balancedness, which is shown with three decimals
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,7 @@ def duplicate_replica(run: Run, every: list[Load]) -> list[Finding]:
             continue
         found = list(_duplicates(batch, count))
         if found:
-            said.append(_duplicate_finding(every, batch, found, count))
+            said.append(_duplicate_finding(run, every, batch, found, count))
     return said[:1]
 
 
@@ -52,7 +54,7 @@ def _ranks_of(run: Run, every: list[Load], batch: Batch) -> int | None:
         return int(batch.attrs["ep_size"])
     if per_rank := batch.attrs.get("slots_per_rank"):
         return int(batch.columns["slots"].shape[1] // int(per_rank))
-    if size := config(run, "ep_size") or launched_ep(run):
+    if size := config(run, "ep_size") or stated_ep(run)[0]:
         return int(size)
     for load in every:
         if folder(load.source) == folder(batch.source):
@@ -75,10 +77,9 @@ def _duplicates(batch: Batch, ranks: int) -> list[_Duplicate]:
 
 
 def _duplicate_finding(
-    every: list[Load], batch: Batch, found: list[_Duplicate], ranks: int
+    run: Run, every: list[Load], batch: Batch, found: list[_Duplicate], ranks: int
 ) -> Finding:
-    first = max(found, key=lambda d: float(_load_of(every, d)[0][d.expert]))
-    load, source = _load_of(every, first)
+    first, swap = _best_swap(run, every, batch, found, ranks)
     replicas = int((first.slots == first.expert).sum())
     place = f"layer {first.layer}" if first.layer >= 0 else "the placement"
     claim = (
@@ -86,27 +87,24 @@ def _duplicate_finding(
         f"is wasted. {len(found)} such pair{'s' if len(found) > 1 else ''} in "
         f"{len(batch.columns['slots'])} layers."
     )
-    before = balancedness(rank_loads(load, first.slots, ranks))
     values: dict[str, object] = {"rank": first.rank, "expert": first.expert, "replicas": replicas,
                                  "slots": len(first.slots), "ranks": ranks}  # fmt: skip
     remedies: tuple[Remedy, ...] = ()
-    swap = swap_duplicate(load, first.slots, ranks, first.rank, first.expert)
+    source = swap.source if swap else ""
     if swap:
-        slot, other = swap
-        trial = first.slots.copy()
-        trial[slot], trial[other] = trial[other], trial[slot]
-        after = balancedness(rank_loads(load, trial, ranks))
-        room = len(first.slots) // ranks
         known = bool(source)
-        said = (f"{before:.3f}", f"{after:.3f}") if known else ("unknown (no loads)", "unknown")
-        remedies = (remedy("swap-replica", slot=slot, other=other, expert=first.expert, rank=first.rank,
-                           partner=int(first.slots[other]), partner_rank=other // room,
+        said = (f"{swap.before:.3f}", f"{swap.after:.3f}") if known else ("unknown (no loads)", "unknown")
+        partner, partner_rank = int(first.slots[swap.other]), swap.other // (len(first.slots) // ranks)
+        remedies = (remedy("swap-replica", slot=swap.slot, other=swap.other, expert=first.expert,
+                           rank=first.rank, partner=partner, partner_rank=partner_rank,
                            before=said[0], after=said[1]),)  # fmt: skip
         if known:
-            values |= {"before_ratio": before, "after_ratio": after}
+            values |= {"before_ratio": swap.before, "after_ratio": swap.after}
             claim += (
-                f" Swapping it with expert {int(first.slots[other])} on rank {other // room} takes "
-                f"balancedness from {before:.3f} to {after:.3f}."
+                f" Swapping it with expert {partner} on rank {partner_rank} takes balancedness from "
+                f"{swap.before:.3f} to {swap.after:.3f}."
+                if swap.after - swap.before > NO_GAIN
+                else f" On these loads no swap makes the ranks more even ({swap.before:.3f})."
             )
     room = len(first.slots) // ranks
     mine = first.slots[first.rank * room : (first.rank + 1) * room].tolist()
@@ -124,14 +122,51 @@ def _duplicate_finding(
     )  # fmt: skip
 
 
-def _load_of(every: list[Load], duplicate: _Duplicate) -> tuple[np.ndarray, str]:
-    """Tokens per logical expert of that layer, else ones; and the file they come from."""
+@dataclass(frozen=True, slots=True)
+class _Swap:
+    """Slots to swap, the balance before and after, and the file of the loads ("": none known)."""
+
+    slot: int
+    other: int
+    before: float
+    after: float
+    source: str
+
+
+def _best_swap(
+    run: Run, every: list[Load], batch: Batch, found: list[_Duplicate], ranks: int
+) -> tuple[_Duplicate, _Swap | None]:
+    """The pair whose swap helps most, of those with the busiest experts."""
+    loads = [_load_of(run, every, batch, d) for d in found]
+    busiest = sorted(range(len(found)), key=lambda i: -float(loads[i][0][found[i].expert]))[:SHOWN]
+    best: tuple[_Duplicate, _Swap | None] = (found[busiest[0]], None)
+    for i in busiest:
+        d, (load, source) = found[i], loads[i]
+        slots = swap_duplicate(load, d.slots, ranks, d.rank, d.expert)
+        if slots is None:
+            continue
+        trial = d.slots.copy()
+        trial[list(slots)] = trial[list(slots[::-1])]
+        before, after = (balancedness(rank_loads(load, s, ranks)) for s in (d.slots, trial))
+        if best[1] is None or after - before > best[1].after - best[1].before:
+            best = d, _Swap(*slots, before, after, source)
+    return best
+
+
+def _load_of(run: Run, every: list[Load], batch: Batch, duplicate: _Duplicate) -> tuple[np.ndarray, str]:
+    """Tokens per logical expert of that layer, else ones; and the file they come from, the nearest first."""
     experts = int(duplicate.slots.max()) + 1
-    for load in every:
-        if load.axis == "logical" and load.tokens.shape[2] >= experts and load.what == "routed":
+
+    def far(load: Load) -> int:
+        return 0 if batch.source in load.sources else 1 if folder(load.source) == folder(batch.source) else 2
+
+    for load in sorted((x for x in every if x.what == "routed"), key=far):
+        ranks = to_ranks(run, load, 1) if load.axis == "physical" else None
+        tokens = load.tokens if load.axis == "logical" else None if ranks is None else logical_tokens(ranks)
+        if tokens is not None and tokens.shape[2] >= experts:
             at = np.flatnonzero(load.layers == duplicate.layer)
             y = int(at[0]) if len(at) else 0
-            return load.tokens[:, y].sum(axis=0).astype(np.float64), load.source
+            return tokens[:, y].sum(axis=0).astype(np.float64), load.source
     return np.ones(experts), ""
 
 

@@ -8,24 +8,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.analyse.routing import loads, over_senders
-from moexray.analyse.routing_drift import changes
+from moexray.analyse.routing_drift import assumed_ranks, moved
+from moexray.analyse.routing_figures import figures
 from moexray.analyse.routing_ranks import ep_size, layer_balance, mean_and_time, to_ranks, whole_model
 from moexray.analyse.routing_stats import cv, gini, top_share
+from moexray.analyse.routing_windows import drift
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 from moexray.diagnose.routing.plan import logical_tokens, plan, skew_remedies
 
 if TYPE_CHECKING:
+    from moexray.algorithms.drift import Change
     from moexray.analyse.routing import Load
-    from moexray.analyse.routing_drift import Change
+    from moexray.analyse.routing_drift import Moved
+    from moexray.analyse.routing_figures import Figures
     from moexray.analyse.routing_ranks import LayerBalance, Ranks
+    from moexray.analyse.routing_windows import Drift
     from moexray.core.limits import Limits
     from moexray.core.run import Run
 
 __all__ = ["balance", "skew_and_drift"]
 
 SHOWN = 5  # layers quoted as evidence
-ASSUMED_EP = 8  # ranks assumed, and said so, where no artefact gives the EP size
 MAX_CELLS = 20_000  # cells of one heat map
 
 
@@ -40,29 +44,31 @@ class _Skew:
 
 def skew_and_drift(run: Run, found: list[Load], limits: Limits) -> list[Finding]:
     """One finding per id: the worst load of the run."""
-    skews: list[tuple[_Skew, Change | None]] = []
-    drifts: list[tuple[Ranks, list[Change]]] = []
-    mixed: list[tuple[Ranks, list[Change]]] = []
+    skews: list[tuple[_Skew, Moved | None]] = []
+    drifts: list[tuple[Ranks, list[Moved]]] = []
+    mixed: list[tuple[Load, Drift, Change]] = []
     guesses: list[_Skew] = []
     for load in map(over_senders, found):
         shares = load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1
         if load.what != "routed" or shares:
             continue  # results that came back; shares without a number of tokens
-        count, _where = (None, "") if load.attrs.get("doubtful") else ep_size(run, load)
-        ranks = to_ranks(run, load, count or _assumed(load))
+        doubtful = bool(load.attrs.get("doubtful"))
+        count, _where = (None, "") if doubtful else ep_size(run, load)
+        seen = figures(run, load, count or assumed_ranks(load.tokens.shape[-1]))
+        ranks = seen.ranks
         if ranks is None or ranks.tokens.shape[-1] < 2:
             continue
-        moved = _drifted(ranks, limits)
-        if moved and count and load.ordered:
-            drifts.append((ranks, moved))
-        mixes = () if count or load.attrs.get("doubtful") else \
-            changes(ranks, limits.routing.floor_factor, limits.routing.quiet_factor)  # fmt: skip
-        if mixes:
-            mixed.append((ranks, list(mixes)))
-        cut = ranks.part(slice(moved[0].at, moved[0].until)) if moved else ranks
+        course = drift(seen)
+        lost = _lost(seen, course, limits)
+        if lost and count:
+            drifts.append((ranks, lost))
+        if not count and not doubtful:
+            most = [c for c in course.found if c.lasts and 2 * c.layers.sum() > len(c.layers)]
+            mixed += [(load, course, c) for c in most]
+        cut = ranks.part(slice(lost[0].at, lost[0].until)) if lost else ranks
         if skew := _skew(cut, limits):
             if count:
-                skews.append((skew, moved[0] if moved and load.ordered else None))
+                skews.append((skew, lost[0] if lost else None))
             else:
                 guesses.append(skew)
     said: list[Finding] = []
@@ -71,22 +77,19 @@ def skew_and_drift(run: Run, found: list[Load], limits: Limits) -> list[Finding]
     if skews:
         said.append(_skew_finding(*min(skews, key=lambda s: s[0].value), limits))
     if mixed and not drifts:
-        said += _mix_finding(*max(mixed, key=lambda m: len(m[1])))
+        said.append(_mix_finding(*max(mixed, key=lambda m: m[2].distance / max(m[2].quiet, 1e-9))))
     if guesses and not skews:
         said.append(_guess_finding(min(guesses, key=lambda s: s.value), limits))
     return said
 
 
-def _assumed(load: Load) -> int:
-    units = load.tokens.shape[-1]
-    return next((n for n in (ASSUMED_EP, 4, 2) if units >= 2 * n and units % n == 0), 1)
-
-
-def _drifted(ranks: Ranks, limits: Limits) -> list[Change]:
+def _lost(seen: Figures, course: Drift, limits: Limits) -> list[Moved]:
     """Changes that a placement that fitted did not survive, worst first."""
     r = limits.routing
-    all_changes = changes(ranks, r.floor_factor, r.quiet_factor)
-    bad = [c for c in all_changes if c.before - c.after > r.drift_fall and c.before >= r.balancedness]
+    bad = [
+        c for c in moved(seen, course)
+        if c.before - c.after > r.drift_fall and c.before >= r.balancedness and c.chance > r.chance
+    ]  # fmt: skip
     return sorted(bad, key=lambda c: c.after - c.before)
 
 
@@ -118,7 +121,7 @@ def _bad(skew: _Skew, limit: float) -> list[LayerBalance]:
     return sorted((b for b in skew.layers if value(b) < limit), key=value)
 
 
-def _skew_finding(skew: _Skew, change: Change | None, limits: Limits) -> Finding:
+def _skew_finding(skew: _Skew, change: Moved | None, limits: Limits) -> Finding:
     r, worst, load = limits.routing, skew.worst, skew.ranks.load
     bad = _bad(skew, r.balancedness)
     time = mean_and_time(skew.layers)["of_time"]
@@ -207,14 +210,14 @@ def _layer_evidence(ranks: Ranks, b: LayerBalance) -> Evidence:
     return Evidence(load.source, f"{where}, sum of {len(load.steps)} steps", pairs(values) + notes)
 
 
-def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding:
-    worst, load = moved[0], ranks.load
+def _drift_finding(ranks: Ranks, lost: list[Moved], limits: Limits) -> Finding:
+    worst, load = lost[0], ranks.load
     after = ranks.part(slice(worst.at, worst.until))
     step = _step(after, 0)
     unit = "token" if load.from_routes else "step"
     place = f"{unit} {step}" if step is not None else f"row {worst.at}"
     tokens = logical_tokens(after)
-    index = [int(np.flatnonzero(load.layers == c.layer)[0]) for c in moved]
+    index = [int(np.flatnonzero(load.layers == c.layer)[0]) for c in lost]
     count = ranks.tokens.shape[-1]
     extra = -tokens.shape[2] % count if tokens is not None else 0
     made = plan(tokens, index, count, extra) if tokens is not None else None
@@ -223,7 +226,7 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
     until = "" if worst.until >= len(load.steps) else f" until row {worst.until}"
     claim = (
         f"The routing changed at {place}: in layer {worst.layer} balancedness fell from {worst.before:.3f} "
-        f"to {worst.after:.3f} and stayed there{until}; rank {hot} is now the busiest. {len(moved)} of "
+        f"to {worst.after:.3f} and stayed there{until}; rank {hot} is now the busiest. {len(lost)} of "
         f"{len(load.layers)} layers are hit. The placement fitted the mix before, not the one after."
     )
     evidence = tuple(
@@ -231,9 +234,9 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
             load.source, f"layer {c.layer}, rows {c.at}-{c.until - 1}",
             pairs({"layer": c.layer, "step_from": _step(ranks.part(slice(c.at, c.until)), 0),
                    "before_ratio": c.before, "after_ratio": c.after, "js_distance": c.distance,
-                   "js_limit": c.limit, "window_rows": c.window}),
+                   "js_quiet": c.quiet, "window_rows": c.window}),
         )
-        for c in moved[:SHOWN]
+        for c in lost[:SHOWN]
     )  # fmt: skip
     return Finding(
         "ep.drift", "warn", 0.9 if ranks.given else 0.8, claim,
@@ -244,27 +247,22 @@ def _drift_finding(ranks: Ranks, moved: list[Change], limits: Limits) -> Finding
     )  # fmt: skip
 
 
-def _mix_finding(ranks: Ranks, mixes: list[Change]) -> list[Finding]:
+def _mix_finding(load: Load, course: Drift, change: Change) -> Finding:
     """Most layers change their mix at one time, and no artefact tells what it does to the ranks."""
-    load = ranks.load
-    at = int(np.median([c.at for c in mixes]))
-    near = [c for c in mixes if abs(c.at - at) <= 2 * c.window]
-    if 2 * len(near) <= len(load.layers) or not load.ordered:
-        return []
-    step = _step(ranks.part(slice(at, len(load.steps))), 0)
-    worst = max(near, key=lambda c: c.distance / c.limit)
-    numbers = pairs({"layers_changed": len(near), "layers": len(load.layers), "layer": worst.layer,
-                     "step_from": step, "js_distance": worst.distance, "js_limit": worst.limit})  # fmt: skip
+    step, count = int(course.steps[change.start]), int(change.layers.sum())
+    numbers = pairs({"layers_changed": count, "layers": len(change.layers), "step_from": step,
+                     "js_distance": change.distance, "js_quiet": change.quiet})  # fmt: skip
     claim = (
-        f"The mix of experts changed at {'token' if load.from_routes else 'step'} {step} in {len(near)} of "
-        f"{len(load.layers)} layers (Jensen-Shannon distance {worst.distance:.3f}, limit {worst.limit:.3f}); "
-        f"without the EP size or the placement it cannot be said what that does to the ranks."
+        f"The mix of experts changed at {'token' if load.from_routes else 'step'} {step} in {count} of "
+        f"{len(change.layers)} layers (Jensen-Shannon distance {change.distance:.3f}, when quiet "
+        f"{change.quiet:.3f}); without the EP size or the placement it cannot be said what that does to the "
+        f"ranks."
     )
-    return [Finding(
-        "ep.drift", "info", 0.45, claim, Subject(layer=_label(worst.layer), step_from=step), worst.distance,
-        worst.limit, "nats", (Evidence(load.source, f"rows {at}-{len(load.steps) - 1}", numbers),),
+    return Finding(
+        "ep.drift", "info", 0.45, claim, Subject(step_from=step), change.distance, change.quiet, "nats",
+        (Evidence(load.source, f"{len(course.steps)} windows", numbers),),
         settle_with=("EP size (launch line or config)", "placement (physical_to_logical_map)"),
-    )]  # fmt: skip
+    )  # fmt: skip
 
 
 def _guess_finding(skew: _Skew, limits: Limits) -> Finding:

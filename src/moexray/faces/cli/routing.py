@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from moexray.analyse.routing import Load
+    from moexray.analyse.routing_drift import Effect, Stretch
     from moexray.analyse.routing_figures import Figures
     from moexray.analyse.routing_windows import Drift
     from moexray.core.run import Run
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "describe"]
 
 SHOWN = 10  # layers, changes in the text
+DISTANCES = ("kl", "js", "psi", "noise_floor")
 PH_NEAR = 8  # windows from the start of a change within which an alarm of Page-Hinkley is of it
 TITLES = (
     f"{'layer':>7}{'choices':>12}{'balanced':>10}{'max/mean':>10}{'cv':>7}{'gini':>7}{'entropy':>9}"
@@ -33,7 +35,8 @@ TITLES = (
 LEGEND = (
     "balanced: mean / max over EP ranks or experts as stated; 1 is even for it and entropy, 0 for gini;",
     "cv: standard deviation / mean; top-k: share of choices; active: experts with any; hot: the busiest;",
-    "KL, JS: nats (JS at most 0.693); changed: layers that differ by more than chance",
+    "KL, JS: nats (JS at most 0.693); effect: what a change does to the busiest rank, under 1 % none, under",
+    "10 % small, else clear, by the placement in force and by a plan made on the mix before (the worse)",
     "next: moexray plan, with --gpus N, for a placement; moexray diagnose for cause and remedy",
 )
 
@@ -87,11 +90,13 @@ def describe(run: Run, ep: int | None = None) -> dict[str, Any]:
     every = [figures(run, load, ep) for load in routed]
     drifts = [drift(f) for f in every]
     pairs = list(zip(every, drifts, strict=True))
+    compared = [*(c for f, d in pairs for c in _within(f, d)), *_between(every)]
     return {
         "schema": "moexray.routing/1",
         "sources": [_source(run, f, d) for f, d in pairs],
         "layers": [{"source": _name(f.load), **_layer(asdict(x))} for f in every for x in f.layers],
-        "drift": [*(row for f, d in pairs for row in _within(f, d)), *_between(every)],
+        "drift": [row for c in compared for row in c.pop("rows")],
+        "comparisons": compared,
         "change_points": [row for f, d in pairs for row in _change_points(f, d)],
         "gates": gates,
         "set_aside": [
@@ -152,8 +157,14 @@ def _source(run: Run, f: Figures, d: Drift) -> dict[str, Any]:
 
 
 def _change_points(f: Figures, d: Drift) -> Iterable[dict[str, Any]]:
+    from moexray.analyse.routing_drift import Stretch, around, effect
+
     labels = [x.layer for x in f.layers]
+    used = [y for y, label in enumerate(f.load.layers) if int(label) in labels]
+    whole = Stretch.of(f)
     for c in d.found:
+        first, end = around(d, c)
+        layers = [y for y, moved in zip(used, c.layers, strict=True) if moved]
         yield {
             "source": _name(f.load),
             "step": int(d.steps[c.start]),
@@ -164,36 +175,72 @@ def _change_points(f: Figures, d: Drift) -> Iterable[dict[str, Any]]:
             "js_quiet": c.quiet,
             "lasts": c.lasts,
             "page_hinkley": any(abs(h - c.start) <= PH_NEAR for h in d.hinkley),
+            **_effect(effect(whole.part(first, c.start), whole.part(c.start, end), layers)),
         }
+
+
+def _effect(e: Effect) -> dict[str, Any]:
+    return {
+        "effect": e.size,
+        "busiest_growth": e.growth,
+        "balancedness_before": e.before,
+        "balancedness_after": e.after,
+        "plan_gpus": e.gpus,
+        "plan_before": e.plan_before,
+        "plan_after": e.plan_after,
+    }
 
 
 def _within(f: Figures, d: Drift) -> Iterable[dict[str, Any]]:
     """Stretches between lasting changes, one against the next; the halves where there is no change."""
-    from moexray.analyse.routing_windows import compare, windows_of
+    from moexray.analyse.routing_drift import Stretch
 
     if not f.load.ordered:
         return
-    counts, _ = windows_of(f)
-    inner = [c.start for c in d.found if c.lasts] or [len(counts) // 2]
-    edges = [0, *inner, len(counts)]
+    whole = Stretch.of(f)
+    count = len(whole.units)
+    inner = sorted({c.start for c in d.found if c.lasts}) or [count // 2]
+    edges = [0, *inner, count]
     for a, b, c in zip(edges, edges[1:], edges[2:], strict=False):
         if a < b < c:
-            ends = {"from": int(d.steps[a]), "to": int(d.steps[b])}
-            names = {"from_source": _name(f.load), "to_source": _name(f.load)}
-            for x in compare(f.load.layers, counts[a:b], counts[b:c]):
-                yield {**names, **ends, **asdict(x)}
+            ends = int(d.steps[a]), int(d.steps[b])
+            yield _compared((f, f), ends, (whole.part(a, b), whole.part(b, c)))
 
 
 def _between(every: list[Figures]) -> Iterable[dict[str, Any]]:
     """Each load against the one before it, where their shapes agree."""
-    from moexray.analyse.routing_windows import compare, windows_of
+    from moexray.analyse.routing_drift import Stretch
 
     for f, g in pairwise(every):
         if f.tokens.shape[1:] == g.tokens.shape[1:] and f.axis == g.axis:
-            ends = {"from": int(f.load.steps[0]), "to": int(g.load.steps[0])}
-            names = {"from_source": _name(f.load), "to_source": _name(g.load)}
-            for x in compare(f.load.layers, windows_of(f)[0], windows_of(g)[0]):
-                yield {**names, **ends, **asdict(x)}
+            ends = int(f.load.steps[0]), int(g.load.steps[0])
+            yield _compared((f, g), ends, (Stretch.of(f), Stretch.of(g)))
+
+
+def _compared(
+    loads: tuple[Figures, Figures], ends: tuple[int, int], parts: tuple[Stretch, Stretch]
+) -> dict[str, Any]:
+    """One stretch against another: its layers under `rows`, and all of them together."""
+    from moexray.analyse.routing_drift import effect
+    from moexray.analyse.routing_windows import compare
+
+    names = {"from_source": _name(loads[0].load), "to_source": _name(loads[1].load),
+             "from": ends[0], "to": ends[1]}  # fmt: skip
+    labels = loads[0].load.layers
+    rows = compare(labels, parts[0].units, parts[1].units)
+    index = {int(label): y for y, label in enumerate(labels)}
+    layers = [index[x.layer] for x in rows]
+    means = {f"mean_{k}": sum(getattr(x, k) for x in rows) / max(len(rows), 1) for k in DISTANCES}
+    return {
+        **names,
+        "layers": len(rows),
+        "layers_changed": sum(x.changed for x in rows),
+        **means,
+        **_effect(effect(*parts, layers)),
+        "rows": [
+            {**names, **asdict(x), **_effect(effect(*parts, [y]))} for x, y in zip(rows, layers, strict=True)
+        ],
+    }
 
 
 def _gates(run: Run) -> list[dict[str, Any]]:
@@ -231,10 +278,9 @@ def _text(d: dict[str, Any]) -> str:
         if len(layers) > SHOWN:
             out.append(f"  ({SHOWN} least balanced of {len(layers)} layers; --format json has all)")
         out += ["", *_drift_text(s, d), ""]
-    between = [r for r in d["drift"] if r["from_source"] != r["to_source"]]
-    for names in dict.fromkeys((r["from_source"], r["to_source"]) for r in between):
-        pairs = [r for r in between if (r["from_source"], r["to_source"]) == names]
-        out.append(f"{_from_to(*names)}: {_apart(pairs)}")
+    for c in d["comparisons"]:
+        if c["from_source"] != c["to_source"]:
+            out.append(f"{_from_to(c['from_source'], c['to_source'])}: {_apart(c)}")
     for g in d["gates"]:
         at = ", ".join(map(str, g["change_tokens"])) or "none"
         out.append(f"{g['source']}: changes of the gate probabilities at token: {at}")
@@ -284,15 +330,12 @@ def _drift_text(s: dict[str, Any], d: dict[str, Any]) -> list[str]:
     if s["drift_unknown"]:
         return [f"drift: cannot tell, {s['drift_unknown']}"]
     found = [c for c in d["change_points"] if c["source"] == s["source"]]
-    lines = [
-        f"change of the mix at step {c['step']}: {len(c['layers'])} layers, JS {c['js']:.3f} against "
-        f"{c['js_quiet']:.3f} when quiet, seen after {c['windows_until_found']} windows"
-        f"{'' if c['lasts'] else '; a burst, it did not last'}"
-        for c in found[:SHOWN]
-    ]
-    pairs = [r for r in d["drift"] if r["from_source"] == r["to_source"] == s["source"]]
-    if not found:
-        lines.append(f"no change of the mix in {len(s['windows']['js'])} windows; {_apart(pairs)}")
+    lines = [line for c in found[:SHOWN] for line in _change_text(c, s)]
+    if not any(c["lasts"] for c in found):
+        halves = [c for c in d["comparisons"] if c["from_source"] == c["to_source"] == s["source"]]
+        lasting = "lasting change" if found else "change"
+        lines.append(f"no {lasting} of the mix in {len(s['windows']['js'])} windows")
+        lines += [f"first half against second: {_apart(c)}" for c in halves]
     if link := s["relation"]:
         ends = f"({link['low']:+.2f} to {link['high']:+.2f})"
         lines.append(
@@ -302,12 +345,43 @@ def _drift_text(s: dict[str, Any], d: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _apart(pairs: list[dict[str, Any]]) -> str:
-    if not pairs:
-        return "too short to compare halves"
-    mean = {k: sum(p[k] for p in pairs) / len(pairs) for k in ("kl", "js", "psi", "noise_floor")}
-    moved = sum(p["changed"] for p in pairs)
-    return (
-        f"KL {mean['kl']:.4f} ({max(mean['kl'] - mean['noise_floor'], 0):.4f} above the noise floor), "
-        f"JS {mean['js']:.4f}, PSI {mean['psi']:.3f}, mean of {counted(len(pairs), 'layer')}; {moved} changed"
+def _change_text(c: dict[str, Any], s: dict[str, Any]) -> list[str]:
+    names = ", ".join(map(str, c["layers"][:SHOWN]))
+    which = "the layer" if c["layers"] == [-1] else f"layer {names}" if len(c["layers"]) == 1 else (
+        f"{len(c['layers'])} layers ({names}{', ...' if len(c['layers']) > SHOWN else ''})"
+    )  # fmt: skip
+    head = (
+        f"change of the mix at step {c['step']}: {which}, JS {c['js']:.3f} against {c['js_quiet']:.3f} when "
+        f"quiet, seen after {counted(c['windows_until_found'], 'window')}"
     )
+    if not c["lasts"]:
+        return [f"{head}; a burst, it did not last"]
+    return [head, f"  effect on the balance: {_effect_text(c, s['ep_size'])}"]
+
+
+def _effect_text(c: dict[str, Any], ep: int | None) -> str:
+    """The size of an effect and the figures behind it."""
+    parts = []
+    if c["balancedness_before"] is not None:
+        parts.append(f"placement in force {c['balancedness_before']:.3f} -> {c['balancedness_after']:.3f}")
+    if c["plan_before"] is not None:
+        gpus = f"{c['plan_gpus']} GPUs{'' if ep else ' assumed'}"
+        parts.append(
+            f"a plan made before ({gpus}) keeps {c['plan_after']:.3f}, {c['plan_before']:.3f} in its own time"
+        )
+    return f"{c['effect']}; {'; '.join(parts)}" if parts else "cannot tell (no EP size, one window)"
+
+
+def _apart(c: dict[str, Any]) -> str:
+    """How far two stretches are apart, and what that does."""
+    if not c["layers"]:
+        return "no layer has tokens in both"
+    above = max(c["mean_kl"] - c["mean_noise_floor"], 0)
+    figures = (
+        f"KL {c['mean_kl']:.4f} ({above:.4f} above the noise floor), JS {c['mean_js']:.4f}, PSI "
+        f"{c['mean_psi']:.3f}, mean of {counted(c['layers'], 'layer')}"
+    )
+    if not c["layers_changed"]:
+        return f"no layer differs by more than chance ({figures})"
+    many = f"{c['layers_changed']} of {counted(c['layers'], 'layer')} differ by more than chance ({figures})"
+    return f"{many}; effect on the balance: {_effect_text(c, c['balancedness_before'] and c['plan_gpus'])}"
