@@ -82,6 +82,31 @@ def test_ids_that_name_no_expert_are_not_counted(folder):
     assert reader.totals()[0].sum() == 2
 
 
+@pytest.mark.parametrize("slots", [6, 7, 100])
+@pytest.mark.parametrize("sites", [[0, 1], [1], [1, 0], [0, 0, 1]])
+def test_calls_held_back_to_the_end_of_a_step_leave_what_single_writes_leave(folder, slots, sites):
+    random = np.random.default_rng(3)
+    one, together = small(folder, slots, ids=3), small(folder, slots, ids=3)
+    for step in range(9):
+        calls = [(site, step, step + 1, random.integers(-1, 9, (3, 2))) for site in sites]
+        for site, t0, t1, ids in calls:
+            one.write(site, step, t0, t1, len(ids), ids)
+        one.step(step, 0, 5, 3, own_ns=2)
+        together.step(step, 0, 5, 3, own_ns=2, calls=calls)
+        assert together._memory[65536:] == one._memory[65536:]
+        assert RingReader(together.path).live() == RingReader(one.path).live()
+
+
+def test_more_calls_than_slots_keep_the_last_and_count_all(folder):
+    ring = small(folder)
+    ring.step(0, 0, 1, 1, calls=[(0, n, n, np.array([[n % 8]])) for n in range(20)])
+    reader = RingReader(ring.path)
+    batch = reader.read()
+    assert batch.records["t0_ns"].tolist() == [15, 16, 17, 18, 19, 0]
+    assert batch.counts.argmax(axis=1).tolist() == [7, 0, 1, 2, 3, 0]
+    assert (batch.dropped, reader.totals().sum()) == (15, 20)
+
+
 def test_gauges_are_named_and_unknown_until_set(folder):
     ring = small(folder, gauges=("reserved_bytes", "retries"))
     reader = RingReader(ring.path)

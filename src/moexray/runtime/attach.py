@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["READ_EVERY", "Recording", "attach"]
 
 READ_EVERY = 16  # steps between two copies of the counts from a device (our choice)
+HELD = 4096  # pairs of a call that is recorded at the end of its step; larger ones at once
 PAIRS = 1 << 20  # token-expert pairs of one call on a device: 131,072 tokens x 8; takes 12 MiB there
 SECOND = 1_000_000_000
 GAUGES = {
@@ -109,11 +110,11 @@ class Recording(Handle):
         places = sorted({str(next(r.module.parameters()).device) for r in found})
         if len(places) > 1:
             raise UsageError(f"routers on several devices ({', '.join(places)}): nothing was changed")
-        engine, rank = engine_of(self._model), os.environ.get("RANK", "")
+        engine = engine_of(self._model)
         facts = {
             "engine": engine, "version": getattr(sys.modules.get(engine), "__version__", ""),
             "model": type(self._model).__name__, "device": places[0],
-            "rank": int(rank) if rank.isdigit() else None, "role": "model",
+            "rank": _rank(), "role": "model",
         }  # fmt: skip
         names = tuple(GAUGES) if places[0].startswith("cuda") else ()
         ring = self.ring = Ring(sites, facts, gauges=names, **self._options)
@@ -123,9 +124,9 @@ class Recording(Handle):
         clock = _Clock(ring, self.guard, self._device)
         blocks: dict[int, list[int]] = {}
         for number, router in enumerate(found):
-            blocks.setdefault(id(router.block), []).append(number)
-            hook = partial(clock.chosen, number, router)
-            self.on_detach(router.module.register_forward_hook(hook).remove)
+            if router.block is not None:
+                blocks.setdefault(id(router.block), []).append(number)
+            self.on_detach(router.watch(partial(clock.chosen, number, router)))
         for numbers in blocks.values():
             block = found[numbers[0]].block
             self.on_detach(block.register_forward_pre_hook(partial(clock.enter, numbers)).remove)
@@ -135,15 +136,28 @@ class Recording(Handle):
         self.on_detach(self.flush)
 
 
+def _rank() -> int | None:
+    """Global rank of this process; None outside of a group."""
+    import torch
+
+    group = torch.distributed
+    if group.is_available() and group.is_initialized():
+        return int(group.get_rank())
+    rank = os.environ.get("RANK", "")
+    return int(rank) if rank.isdigit() else None
+
+
 class _Here(threading.local):
     """State of the thread that runs a forward: steps of two threads do not mix."""
 
     def __init__(self) -> None:
         self.step = -1  # of the forward
-        self.t0 = self.own_ns = self.rows = 0
+        self.t0 = self.rows = 0
+        self.own_ns = self.carry_ns = 0  # cost of recording in this step; of the end of the one before
         self.inside = False  # the model's own forward
         self.entered: dict[int, int] = {}  # site -> when its block began
         self.ids: dict[int, Any] = {}  # site -> chosen ids, until its block ends
+        self.calls: list[Any] = []  # of this step, held back: site, start, end, ids
         self.seen: set[int] = set()  # sites of this step
 
 
@@ -173,10 +187,18 @@ class _Clock:
         here.inside = False
         if self.on and not self._compiling():
             try:
-                to = self.ring if self.device is None else self.device
-                to.step(here.step, here.t0, _now(), here.rows, own_ns=here.own_ns)
+                self._end(here, _now())
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
+
+    def _end(self, here: _Here, now: int) -> None:
+        if self.device is not None:
+            self.device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
+            return
+        calls = [(site, t0, t1, ids.numpy()) for site, t0, t1, ids in here.calls]
+        here.calls.clear()
+        self.ring.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns, calls=calls)
+        here.carry_ns = _now() - now
 
     def enter(self, sites: list[int], _block: Any, _args: Any) -> None:
         """Before the block around routers."""
@@ -185,14 +207,14 @@ class _Clock:
             for site in sites:
                 self.here.entered[site] = now
 
-    def chosen(self, site: int, router: Router, _module: Any, _args: Any, output: Any) -> None:
+    def chosen(self, site: int, router: Router, seen: Any) -> None:
         """After a router."""
         if not self.on or self._compiling():
             return
         began, here = _now(), self.here
         try:
-            here.ids[site] = router.read(output)[2]
-            if site not in here.entered:  # the block is not called as a module
+            here.ids[site] = router.ids(seen)
+            if site not in here.entered:  # its block is not called as a module, or not hooked
                 self._write(here, site, began)
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self._failed(why)
@@ -217,15 +239,21 @@ class _Clock:
             self._next_step(here)
         here.seen.add(site)
         here.rows = rows = ids.shape[0]
-        if self.device is None:
-            self.ring.write(site, here.step, t0, now, rows, ids.numpy())
-        else:
+        if self.device is not None:
             self.device.add(site, t0, now, ids)
+        elif here.inside and ids.numel() <= HELD:
+            here.calls.append((site, t0, now, ids))
+        else:
+            self.ring.write(site, here.step, t0, now, rows, ids.numpy())
 
     def _next_step(self, here: _Here) -> None:
-        here.step, here.t0, here.own_ns, here.rows = next(self._steps), _now(), 0, 0
+        before, here.step = here.step, next(self._steps)
+        here.t0, here.own_ns, here.rows, here.carry_ns = _now(), here.carry_ns, 0, 0
         here.seen.clear()
         here.ids.clear()
+        for site, t0, t1, ids in here.calls:  # of a forward that raised
+            self.ring.write(site, before, t0, t1, len(ids), ids.numpy())
+        here.calls.clear()
         if self.on and self.device is not None:
             self.device.begin(here.step)
 
@@ -288,7 +316,7 @@ class _OnDevice:
         known = {s.number: s for s in self._steps if s.number < done} if not replayed else {}
         for s in self._steps:
             s.number += replayed
-        for at, tokens in enumerate(counts.tokens.numpy().astype("uint64"), counts.first):
+        for at, tokens in enumerate(counts.tokens.numpy().astype("int64"), counts.first):
             launched = known.get(at) or _Launched(at, at)
             for site, row in enumerate(tokens):
                 pairs = int(row.sum())

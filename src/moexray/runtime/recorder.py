@@ -46,6 +46,7 @@ __all__ = [
     "ROUTER",
     "SCHEMA",
     "STEP",
+    "Call",
     "Layout",
     "Ring",
     "Site",
@@ -64,6 +65,7 @@ DESCRIPTION = 512, (64 << 10)  # offset and end of the JSON text: 58 sites take 
 LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns")  # uint64 each, from offset 64
 
 _PACK = struct.Struct("<QqqqqQihHII")
+Call = tuple[int, int, int, "np.ndarray[Any, Any]"]  # site, t0_ns, t1_ns, ids [rows, k]
 RECORD = np.dtype(
     {
         "names": ["seq", "step", "t0_ns", "t1_ns", "stream", "graph",
@@ -73,7 +75,6 @@ RECORD = np.dtype(
     }
 )  # fmt: skip
 _HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
-_MOST = (1 << 32) - 1
 _numbers = count()
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
@@ -249,41 +250,45 @@ class Ring:
             stream: Device stream, 0 the default one.
             graph: Id of the device graph, 0 none.
         """
-        if ids is None:
-            self._put((step, t0_ns, t1_ns, stream, graph), site, rows, 0, self._zeros, None)
-        else:
+        counts, pairs = self._zeros, 0
+        if ids is not None:
             ids = ids.reshape(-1)
-            counts = _counts(ids, self.layout.experts)
-            self._put((step, t0_ns, t1_ns, stream, graph), site, rows, ids.size, counts, ids)
+            counts, pairs = _counts(ids, self._experts), ids.size
+        with self._lock:
+            number = self._n
+            at = number % self._slots
+            _PACK.pack_into(
+                self._memory, self._first + at * self._size,
+                number, step, t0_ns, t1_ns, stream, graph, self._layers[site], site, ROUTER, rows, pairs,
+            )  # fmt: skip
+            self._counts[at] = counts
+            total = self._totals[site]
+            total += counts
+            self._tokens[site] += rows
+            if self._keep and ids is not None:
+                self._ids[at, : min(pairs, self._keep)] = ids[: self._keep]
+            self._live[_HEAD] = self._n = number + 1
 
     def write_counts(
         self, site: int, step: int, t0_ns: int, t1_ns: int, rows: int,
         counts: np.ndarray[Any, Any], stream: int = 0, graph: int = 0,
     ) -> None:  # fmt: skip
-        """As `write`, where the pairs per expert were counted elsewhere (uint64 [experts])."""
-        self._put((step, t0_ns, t1_ns, stream, graph), site, rows, int(counts.sum()), counts, None)
-
-    def _put(
-        self, when: tuple[int, ...], site: int, rows: int, pairs: int, counts: np.ndarray[Any, Any],
-        ids: np.ndarray[Any, Any] | None,
-    ) -> None:  # fmt: skip
+        """As `write`, where the pairs per expert were counted elsewhere (int64 [experts])."""
         with self._lock:
-            number = self._n
-            at = number % self.layout.slots
-            place = self._first + at * self._size
+            number, at = self._n, self._n % self._slots
             _PACK.pack_into(
-                self._memory, place, number, *when, self._layers[site], site, ROUTER, rows, min(pairs, _MOST)
-            )
+                self._memory, self._first + at * self._size, number, step, t0_ns, t1_ns, stream, graph,
+                self._layers[site], site, ROUTER, rows, int(counts.sum()),
+            )  # fmt: skip
             self._counts[at] = counts
-            total = self._totals[site]
-            total += counts
+            self._totals[site] += counts
             self._tokens[site] += rows
-            if ids is not None and (keep := self.layout.ids):
-                self._ids[at, : min(pairs, keep)] = ids[:keep]
             self._live[_HEAD] = self._n = number + 1
 
-    def step(self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, *, own_ns: int = 0) -> None:
-        """Records the end of a step.
+    def step(
+        self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, *, own_ns: int = 0, calls: Sequence[Call] = ()
+    ) -> None:
+        """Records the end of a step, and before it router calls of that step that were held back.
 
         Args:
             step: Its number.
@@ -291,9 +296,14 @@ class Ring:
             t1_ns: Its end.
             rows: Tokens.
             own_ns: What recording it cost, as far as it was measured.
+            calls: Counted together: in a running model that costs a fraction of one `write` each, whose code
+                the model's own work has driven out of the caches.
         """
         with self._lock:
-            number, at, live = self._n, self._n % self.layout.slots, self._live
+            if calls:
+                self._put_calls(step, calls)
+            number, live = self._n, self._live
+            at = number % self._slots
             place = self._first + at * self._size
             _PACK.pack_into(self._memory, place, number, step, t0_ns, t1_ns, 0, 0, -1, -1, STEP, rows, 0)
             self._counts[at] = 0
@@ -302,6 +312,39 @@ class Ring:
             live[_OWN] += own_ns
             live[_STEP_NS] += max(t1_ns - t0_ns, 0)
             live[_BEAT] = t1_ns
+
+    def _put_calls(self, step: int, calls: Sequence[Call]) -> None:
+        counts, number = self._count(calls), self._n
+        first, slots, size, layers, memory = self._first, self._slots, self._size, self._layers, self._memory
+        sites = [call[0] for call in calls]
+        for seq, (site, t0, t1, ids) in enumerate(calls, number):
+            rows, pairs = len(ids), ids.size
+            place = first + seq % slots * size
+            _PACK.pack_into(memory, place, seq, step, t0, t1, 0, 0, layers[site], site, ROUTER, rows, pairs)
+            self._tokens[site] += rows
+            if self._keep:
+                self._ids[seq % slots, : min(pairs, self._keep)] = ids.reshape(-1)[: self._keep]
+        for seq in range(number, number + len(calls), slots):  # one turn, or more where the ring is tiny
+            turn = counts[seq - number : seq - number + slots]
+            at = seq % slots
+            self._counts[at : at + len(turn)] = turn[: slots - at]
+            self._counts[: max(at + len(turn) - slots, 0)] = turn[slots - at :]
+        if len(sites) == len(self._totals) and sites == self._in_order:
+            self._table += counts
+        else:
+            for site, row in zip(sites, counts, strict=True):
+                self._totals[site] += row
+        self._live[_HEAD] = self._n = number + len(calls)
+
+    def _count(self, calls: Sequence[Call]) -> np.ndarray[Any, Any]:
+        """int64 [calls, experts]."""
+        experts, count = self._experts, len(calls)
+        sizes = [call[3].size for call in calls]
+        flat = np.concatenate([call[3].reshape(-1) for call in calls])
+        cells = flat + np.repeat(np.arange(0, count * experts, experts), sizes)
+        if flat.size and (flat.min() < 0 or flat.max() >= experts):
+            cells = cells[(flat >= 0) & (flat < experts)]
+        return np.bincount(cells, minlength=count * experts).reshape(count, experts)
 
     def gauge(self, **values: float) -> None:
         """Sets gauges by name; others are left out."""
@@ -335,6 +378,8 @@ class Ring:
         try:
             os.posix_fallocate(fd, 0, layout.size)
             self._memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+            for page in range(0, layout.size, mmap.PAGESIZE):  # else the first write to each is a page fault
+                self._memory[page] = 0
             self._memory[: len(MAGIC)] = MAGIC
             self._memory[DESCRIPTION[0] : DESCRIPTION[0] + len(text)] = text
             hidden.rename(self.path)
@@ -348,13 +393,15 @@ class Ring:
     def _map(self) -> None:
         layout, memory = self.layout, self._memory
         self._n, self._first, self._size = 0, layout.slots_at, layout.record_bytes
-        self._zeros = np.zeros(layout.experts, np.uint64)
+        self._slots, self._experts, self._keep = layout.slots, layout.experts, layout.ids
+        self._zeros = np.zeros(layout.experts, np.int64)
         self._layers = [s.layer for s in self.sites]
         self._live = memoryview(memory)[64 : 64 + 8 * len(LIVE)].cast("Q")
         self._live[_BEAT] = time.monotonic_ns()
         self._values = np.frombuffer(memory, np.float64, GAUGES, 256)
         self._values[:] = np.nan
-        self._totals = list(layout.totals(memory))
+        self._table = layout.totals(memory).view(np.int64)  # as bincount counts: no cast
+        self._totals, self._in_order = list(self._table), list(range(layout.routers))
         self._tokens = memoryview(layout.tokens(memory))
         slots = layout.slots_of(memory)
         end = RECORD.itemsize + 4 * layout.experts
@@ -363,12 +410,12 @@ class Ring:
 
 
 def _counts(ids: np.ndarray[Any, Any], experts: int) -> np.ndarray[Any, Any]:
-    """uint64 [experts]; ids that name no expert (-1 of a dropped choice) are left out."""
+    """int64 [experts]; ids that name no expert (-1 of a dropped choice) are left out."""
     try:
         found = np.bincount(ids, minlength=experts)
     except ValueError:  # below 0
         found = np.bincount(ids[ids >= 0], minlength=experts)
-    return found[:experts].view(np.uint64)
+    return found if len(found) == experts else found[:experts]
 
 
 def _sweep(folder: Path) -> None:

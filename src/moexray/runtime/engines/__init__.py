@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from moexray.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -25,8 +25,8 @@ class Router(Protocol):
     """One router of a model. Rows are the tokens of a forward, in the engine's order.
 
     Attributes:
-        module: torch module whose forward is the router.
-        block: torch module around it: the MoE layer.
+        module: torch module of the router, or of the layer that holds it.
+        block: torch module around it, the MoE layer, whose time is recorded; None where it may not be hooked.
         path: Of the module in the model.
         layer: Number in that path: dense layers count; None where the path has none.
         k: Experts per token.
@@ -39,6 +39,12 @@ class Router(Protocol):
     layer: int | None
     k: int
     experts: int
+
+    def watch(self, told: Callable[[Any], None]) -> Callable[[], object]:
+        """Has `told` called after each choice, with what `ids` reads; gives the way to undo that."""
+
+    def ids(self, seen: Any) -> Tensor:
+        """Logical expert ids [rows, k], as the router chose them."""
 
     def read(self, output: Any) -> tuple[Tensor, Tensor, Tensor]:
         """Logits [rows, experts], weights and ids [rows, k], as the router returned them."""
@@ -66,7 +72,7 @@ def routers(model: Any, *, to_write: bool = True) -> Sequence[Router]:
     Args:
         model: A torch module of a known engine.
         to_write: `scores`, `weights` and `write` are wanted, too: each router is compared with the rule that
-            its adapter states. Else only `read` is.
+            its adapter states. Else only `watch` and `ids` are.
 
     Raises:
         UsageError: an unknown engine, version or router: nothing may be changed; the message says which.

@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from moexray.core.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch import Tensor
 
 __all__ = ["FAMILIES", "TESTED", "Family", "Routing", "layer_of", "routers"]
@@ -128,6 +130,15 @@ class Routing:
         """Experts to choose from."""
         own = getattr(self.module, "num_experts", None)
         return int(self.module.config.num_experts if own is None else own)
+
+    def watch(self, told: Callable[[Any], None]) -> Callable[[], object]:
+        """See engines.Router."""
+        hooked: Callable[[], object] = self.module.register_forward_hook(lambda _m, _a, out: told(out)).remove
+        return hooked
+
+    def ids(self, seen: Any) -> Tensor:
+        """See engines.Router."""
+        return self.read(seen)[2]
 
     def read(self, output: Any) -> tuple[Tensor, Tensor, Tensor]:
         """See engines.Router. What the router says of its choice is put into another order, nothing else."""

@@ -1,0 +1,201 @@
+"""What recording costs a transformers model, method beside method: CPU time per MoE layer.
+
+    OMP_NUM_THREADS=1 python benchmarks/attach.py [--rounds 60] [--json]
+
+The lab's model (4 layers, 16 experts, top-2), eager, one thread. Each round runs every method once, in an
+order that turns; a figure is the median over rounds of the difference to "off" in the same round, by thread
+CPU time. Then the write into the ring alone, for 58 layers x 256 experts. Exit 1 past a bar.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import json
+import logging
+import os
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from moexray.live.drain import RingReader
+from moexray.runtime.attach import attach
+from moexray.runtime.recorder import Ring, Site
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+MODEL = Path(__file__).parents[1] / "src/moexray/verify/lab/models/skewed"
+CASES = {"decode 1": (1, 1), "decode 16": (16, 1), "prefill 512": (1, 512)}  # rows, new tokens
+RECORDING_US, WRITE_US = 50.0, 2.0  # bars: specs of the issue that this answers
+
+Method = "Callable[[Any, Path], contextlib.AbstractContextManager[object]]"
+
+
+@contextlib.contextmanager
+def _hooks(model: Any, hook: Any) -> Iterator[None]:
+    made = [m.register_forward_hook(hook) for m in model.modules() if type(m).__name__.endswith("Router")]
+    yield
+    for one in made:
+        one.remove()
+
+
+def off(_model: Any, _folder: Path) -> Any:
+    """Nothing."""
+    return contextlib.nullcontext()
+
+
+def empty(model: Any, _folder: Path) -> Any:
+    """A hook that returns."""
+    return _hooks(model, lambda *_: None)
+
+
+def counting(model: Any, _folder: Path) -> Any:
+    """A hook that counts by scatter_add_ into a tensor."""
+    counts, ones = torch.zeros(16, dtype=torch.int64), torch.ones(4096, dtype=torch.int64)
+
+    def hook(_m: Any, _a: Any, out: Any) -> None:
+        ids = out[2].flatten()
+        counts.scatter_add_(0, ids, ones[: len(ids)])
+
+    return _hooks(model, hook)
+
+
+def lines(model: Any, _folder: Path) -> Any:
+    """A log line a layer with its counts, formatted and written into memory."""
+    log = logging.Logger("bench")
+    handler = logging.StreamHandler(io.StringIO())
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
+    log.addHandler(handler)
+
+    def hook(_m: Any, _a: Any, out: Any) -> None:
+        log.info("router load %s", out[2].flatten().bincount(minlength=16).tolist())
+
+    return _hooks(model, hook)
+
+
+def spans(model: Any, _folder: Path) -> Any:
+    """A live OpenTelemetry span a layer with four attributes, batch processor, exporter that drops."""
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
+
+    class Nowhere(SpanExporter):
+        def export(self, spans: Any) -> Any:
+            del spans
+            return SpanExportResult.SUCCESS
+
+    provider = TracerProvider()
+    provider.add_span_processor(BatchSpanProcessor(Nowhere(), max_queue_size=1 << 16))
+    tracer = provider.get_tracer("bench")
+
+    def hook(_m: Any, _a: Any, out: Any) -> None:
+        counts = out[2].flatten().bincount(minlength=16)
+        with tracer.start_as_current_span("moe.layer") as span:
+            span.set_attributes({"layer": 0, "step": 1, "hot": int(counts.argmax()), "max": int(counts.max())})
+
+    return _hooks(model, hook)
+
+
+def ring(model: Any, folder: Path) -> Any:
+    """moexray.attach."""
+    return attach(model, folder=folder)
+
+
+def kernels(model: Any, folder: Path) -> Any:
+    """moexray.attach where kernels count, as on a device."""
+    return attach(model, folder=folder, by_kernels=True)
+
+
+METHODS = (off, empty, counting, lines, spans, ring, kernels)
+
+
+def costs(model: Any, rows: int, new: int, rounds: int, folder: Path) -> dict[str, float]:
+    """CPU microseconds per MoE layer beyond "off", by method; `off` is the whole forward."""
+    prompt = (torch.arange(rows * max(new, 32)).view(rows, -1) * 7 + 3) % 1000
+    with torch.inference_mode():
+        past = None
+        if new == 1:
+            past = DynamicCache(config=model.config)
+            model(prompt, cache=past, use_cache=True)
+        spent: dict[str, list[float]] = {m.__name__: [] for m in METHODS}
+        repeats = 4 if new > 1 else 20
+        for turn in range(rounds + 3):
+            for at in range(len(METHODS)):
+                method = METHODS[(at + turn) % len(METHODS)]
+                with method(model, folder):
+                    for _ in range(repeats // 4):
+                        _forward(model, prompt, new, past)
+                    began = time.thread_time_ns()
+                    for _ in range(repeats):
+                        _forward(model, prompt, new, past)
+                    took = time.thread_time_ns() - began
+                    if turn >= 3:
+                        spent[method.__name__].append(took / repeats / 1000)
+    layers = model.config.num_hidden_layers
+    found = {"off": statistics.median(spent["off"])}
+    for name, values in spent.items():
+        if name != "off":
+            pairs = zip(values, spent["off"], strict=True)
+            found[name] = statistics.median(a - b for a, b in pairs) / layers
+    return found
+
+
+def _forward(model: Any, prompt: Any, new: int, past: Any) -> None:
+    if past is None:
+        model(prompt[:, :new], use_cache=False)
+        return
+    model(prompt[:, :1], cache=past, use_cache=True)
+    past.crop(-1)
+
+
+def write_us(folder: Path) -> float:
+    """CPU microseconds of one write: 8 ids of 256 experts into the ring, counting included."""
+    target = Ring([Site(f"layers.{n}.gate", n, 256, 8) for n in range(58)], {"engine": "bench"}, folder=folder)
+    ids = np.random.default_rng(0).integers(0, 256, 8)
+    rounds = []
+    for step in range(60):
+        began = time.thread_time_ns()
+        for site in range(58):
+            target.write(site, step, began, began, 1, ids)
+        rounds.append((time.thread_time_ns() - began) / 58 / 1000)
+    held = RingReader(target.path).written
+    target.close()
+    if held != 58 * 60:
+        raise SystemExit("records are missing")
+    return statistics.median(rounds)
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = AutoModelForCausalLM.from_pretrained(MODEL, dtype=torch.bfloat16).eval()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o700)
+        table = {case: costs(model, *shape, options.rounds, folder) for case, shape in CASES.items()}
+        written = write_us(folder)
+    if options.json:
+        print(json.dumps({"load": os.getloadavg()[0], "cases": table, "ring_write_us": written}))
+    else:
+        print(f"load {os.getloadavg()[0]:.1f}; CPU us per MoE layer beyond the forward without")
+        print("case         forward us " + "".join(f"{m.__name__:>10}" for m in METHODS[1:]))
+        for case, row in table.items():
+            print(f"{case:<12} {row['off']:10.0f} " + "".join(f"{row[m.__name__]:10.1f}" for m in METHODS[1:]))
+        print(f"ring write {written:.2f} us (58 layers x 256 experts, 8 ids)")
+    sys.exit(written > WRITE_US or any(row["ring"] > RECORDING_US for row in table.values()))
+
+
+if __name__ == "__main__":
+    main()
