@@ -118,12 +118,14 @@ def _exchange() -> tuple[Panel, ...]:
 
     job = 'job=~"$job"'
     lost = _sum("increase", "moex_exporter_dropped_total", "signal, reason", job)
+    runs = _sum("increase", "moex_hook_runs_total", "outcome", 'job=~".*"')  # of another job
     versions = f"moex_build_info{{{job}}}"
     return (
         Panel("All-to-all transfer", "s", quantiles("moex_alltoall_duration_seconds")),
         Panel("All-to-all: wait for the last rank", "s", quantiles("moex_alltoall_wait_seconds")),
         Panel("Telemetry: lost, age, cost", "short",
               ((lost, "{{signal}} {{reason}}"),
+               (runs, "alerts looked into: {{outcome}}"),
                (f"max(moex_exporter_lag_seconds{{{job}}})", "age in s"),
                (f"max(moex_hook_overhead_ratio{{{WHERE}}})", "share of a step spent recording"))),
         Panel("Versions", "short", ((versions, "{{instance}} {{version}}"),), kind="table"),

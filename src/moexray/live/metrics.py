@@ -39,7 +39,8 @@ COMM_BUCKETS = (
 DROPS = (
     ("series", "ceiling"), ("records", "overwritten"), ("records", "not_recorded"), ("rings", "refused"),
     ("files", "unreadable"), ("samples", "queue_full"), ("samples", "refused"), ("samples", "closed"),
-    ("updates", "failed"),
+    ("updates", "failed"), ("alerts", "truncated"), ("alerts", "refused"), ("alerts", "queue_full"),
+    ("alerts", "not_stored"),
 )  # fmt: skip
 # Verdicts that stop or stretch steps: what may explain a spike. A closed set, so that the label cannot
 # grow; UNKNOWN is a spike that none of them explains.
@@ -173,6 +174,8 @@ def _own() -> tuple[Metric, ...]:
         Metric("moex_exporter_dropped_total", "counter", ("signal", "reason"),
                "What was lost, in units of its signal; docs/live.md lists the reasons.",
                scoped=False),
+        Metric("moex_hook_runs_total", "counter", ("outcome",),
+               "Alerts dealt with by moexray hook: done, failed, cooldown.", scoped=False),
         Metric("moex_exporter_lag_seconds", "gauge", (), "Age of the newest data of the page.", scoped=False),
         Metric("moex_build_info", "gauge", ("version", "schema"), "1; joins versions.", scoped=False),
     )  # fmt: skip
