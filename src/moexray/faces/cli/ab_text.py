@@ -9,7 +9,7 @@ from moexray.faces.numbers import counted, human
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["outcome_table", "span", "trial_text"]
+__all__ = ["check_text", "outcome_table", "span", "trial_text"]
 
 def outcome_table(outcomes: Sequence[Mapping[str, Any]], sides: tuple[str, str]) -> list[str]:
     """One line per figure, then why no verdict is given where none is.
@@ -30,7 +30,11 @@ def outcome_table(outcomes: Sequence[Mapping[str, Any]], sides: tuple[str, str])
     for o in outcomes:
         if o["verdict"] == "cannot tell":
             reasons.setdefault(o["reason"], []).append(_name(o))
-    return [*out, *(f"cannot tell ({', '.join(names)}): {why}" for why, names in reasons.items())]
+    for why, names in reasons.items():
+        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+        of = "" if len(names) == len(outcomes) else f" ({', '.join(names[:3])}{more})"
+        out.append(f"cannot tell{of}: {why}")
+    return out
 
 
 def span(interval: Mapping[str, Any], unit: str, *, signed: bool = False) -> str:
@@ -110,3 +114,25 @@ def _legend(d: Mapping[str, Any]) -> list[str]:
     pairs = d["outcomes"][0]["pairs"] if d["outcomes"] else 0
     over = counted(pairs, "pair")
     return ["", f"intervals: 95 %, bootstrap over {over} of neighbouring slots; max: of a slot, mean of all"]
+
+
+def check_text(d: Mapping[str, Any]) -> str:
+    """The document of `moexray check`: broken lines first."""
+    order = {"fail": 0, "cannot tell": 1, "pass": 2}
+    lines = sorted(d["lines"], key=lambda x: order[x["status"]])
+    width = max(len(x["budget"]) for x in lines)
+    out = [f"{x['status']:<12}{x['budget']:<{width}}  {_told(x)}" for x in lines]
+    broken = sum(x["status"] == "fail" for x in lines)
+    last = f"{counted(broken, 'line')} of {len(lines)} broken" if broken else "no line is broken"
+    if d["undecided"]:
+        last += f", {len(d['undecided'])} undecided: beyond the limit, but within the scatter of the data"
+    return "\n".join([*out, last])
+
+
+def _told(x: Mapping[str, Any]) -> str:
+    unit, of = x["unit"], f" ({x['subject']})" if x["subject"] else ""
+    if x["budget"].endswith(("_growth", "_loss")):
+        sides = f"{_number(x['before']['value'], unit)} -> {_number(x['after']['value'], unit)}"
+        ratio = "" if x["ratio"] is None else f", ratio {span(x['ratio'], '')}"
+        return f"{sides}{ratio}; allowed {x['limit']:.3g}{of}"
+    return f"{span(x['after'], unit)}, limit {_number(x['limit'], unit)}{of}"

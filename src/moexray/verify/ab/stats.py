@@ -32,6 +32,7 @@ FIGURES = ("p50", "p99", "max")
 LEAST_PAIRS = 6
 # Values beyond a quantile that an estimate of it wants: 10, as P99 from 1,000 values. Source: lab.md 6.4.
 LEAST_BEYOND = 10
+LEVEL = 0.95  # coverage of the intervals
 RESAMPLES = 2000
 CELLS = 10_000  # more values than that are counted in cells of equal content: a rank is off by 1/10,000
 BUDGET = 4_000_000  # numbers in one array of the bootstrap: 16 MB
@@ -62,7 +63,7 @@ class Draws:
     n_after: int
     units: int
     pairs: int
-    level: float = 0.95
+    level: float = LEVEL
 
     def intervals(self) -> tuple[Interval, Interval, Interval, Interval | None]:
         """Before, after, difference, ratio.
@@ -108,7 +109,7 @@ def shortfall(figure: str, n_before: int, n_after: int, pairs: int | None = None
 
 def paired_outcomes(
     before: Sequence[ArrayLike], after: Sequence[ArrayLike], *, figures: Sequence[str] = FIGURES,
-    margin: Margin | None = None, level: float = 0.95, seed: int = 0, missing: str = "", suffix: str = "_s",
+    margin: Margin | None = None, level: float = LEVEL, seed: int = 0, missing: str = "", suffix: str = "_s",
 ) -> list[Outcome]:
     """Latencies of two arms, pair by pair: quantiles and maxima with intervals over pairs.
 
@@ -139,27 +140,27 @@ def paired_outcomes(
 
 def unpaired_outcomes(
     before: ArrayLike, after: ArrayLike, *, figures: Sequence[str] = FIGURES, margin: Margin | None = None,
-    level: float = 0.95, seed: int = 0, suffix: str = "_s", subject: str = "",
+    seed: int = 0, missing: str = "", suffix: str = "_s",
 ) -> list[Outcome]:
     """Latencies of two runs that nothing pairs: each is cut into blocks, in the order of time.
 
     Blocks keep what neighbours have in common (a stall hits several); what changed between the two runs
-    beside the thing under test cannot be told from it.
+    beside the thing under test cannot be told from it. Arguments as those of `paired_outcomes`.
     """  # fmt: skip
     sides = [blocks(before), blocks(after)]
     picks = (_picks(len(sides[0]), seed), _picks(len(sides[1]), seed + 1))
-    drawn = _draws(sides[0], sides[1], figures, picks, level, pairs=0)
+    drawn = _draws(sides[0], sides[1], figures, picks, LEVEL, pairs=0)
     few = min(map(len, sides))
     return [
-        outcome(name + suffix, d, margin=margin, subject=subject,
-                missing=shortfall(name, d.n_before, d.n_after)
+        outcome(name + suffix, d, margin=margin,
+                missing=missing or shortfall(name, d.n_before, d.n_after)
                 or (f"{d.n_before:,} and {d.n_after:,} values are too few" if few < LEAST_PAIRS else ""))
         for name, d in zip(figures, drawn, strict=True)
     ]  # fmt: skip
 
 
 def paired_means(
-    before: ArrayLike, after: ArrayLike, *, level: float = 0.95, seed: int = 0, pairs: bool = True
+    before: ArrayLike, after: ArrayLike, *, level: float = LEVEL, seed: int = 0, pairs: bool = True
 ) -> Draws:
     """One number per repetition and arm (largest free block, load deviation): their means.
 
