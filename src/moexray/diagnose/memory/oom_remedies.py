@@ -49,6 +49,8 @@ def remedies_for(id: str, s: Story, run: Run) -> tuple[Remedy, ...]:
         "mem.capture_headroom": (*lower, remedy("fewer-captures")),
     }
     if id == "mem.fragmentation":
+        if s.row.get("allocator"):  # an arena of the engine's own: PyTorch's settings do not touch it
+            return (remedy("snapshot-move-pins", site="whatever cuts it up"),)
         if "expandable" in s.row:  # the record is an entry of a snapshot: its history is at hand
             return (*_allocator(s, run), remedy("snapshot-try-settings", source=s.row["source"]))
         return (*_allocator(s, run), remedy("replay-history"))

@@ -274,9 +274,9 @@ def _fragmentation(s: Story, _: MemoryLimits) -> Told:
     f = s.figures
     free = "the message does not say what was free" if f.free is None else f"{size(f.free)} were free"
     text = (
-        f"{_request(s)} and {free}, while PyTorch held {size(f.fragments)} reserved but "
-        "unallocated: the fragments alone exceed the request, so fragmentation by itself explains the "
-        "failure."
+        f"{_request(s)} and {free}, while {s.row.get('allocator') or 'PyTorch'} held "
+        f"{size(f.fragments)} reserved but unallocated: the fragments alone exceed the request, so "
+        "fragmentation by itself explains the failure."
     )
     if f.pool and f.fragments is not None:
         text += f" They are {percent(f.fragments, f.pool)} of its pool of {size(f.pool)}."

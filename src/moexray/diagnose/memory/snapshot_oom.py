@@ -31,7 +31,8 @@ def failed_requests(run: Run) -> list[Row]:
 
     A failure that a message tells as well is left out: the message says more. Further keys:
     largest_free_bytes and stuck_bytes (null where the state of that moment is not the end state),
-    expandable (the setting is on), survived (as large a request was served later).
+    expandable (the setting is on), allocator (its name in the settings, where it is not PyTorch's),
+    survived (as large a request was served later).
     """
     told = [r for r in run.rows("oom") if r["kind"] == "record"]
     found = [row for shot in shots(run) for row in _of_shot(shot, run)]
@@ -59,13 +60,14 @@ def _of_shot(shot: Shot, run: Run) -> Iterator[Row]:
     last_change = int(changed[-1]) if len(changed) else -1
     free = line.reserved - line.active
     held = int(shot.segments["free"].sum()) - int(free[-1])  # requests are not rounded, blocks are
+    owner = (shot.info["settings"] or {}).get("allocator")  # not PyTorch's: it asks no device for segments
     newest = {entry["request_bytes"]: (int(i), entry) for i, entry in zip(at, failed, strict=False)}
     for size, (i, entry) in list(newest.items())[-SHOWN:]:
         if not size:
             continue
         fragments = int(free[i + 1]) + held
         values = {
-            "request_bytes": _asked(size),
+            "request_bytes": size if owner else _asked(size),
             "free_bytes": entry["free_bytes"],
             "allocated_bytes": max(int(line.reserved[i + 1]) - fragments, 0),
             "reserved_bytes": int(line.reserved[i + 1]),
@@ -85,6 +87,7 @@ def _of_shot(shot: Shot, run: Run) -> Iterator[Row]:
             "earlier": False,
             "text": pairs({"action": "oom", "size": size, "device_free": entry["free_bytes"]}),
             "expandable": expandable_is_on(run, shot),
+            "allocator": str(owner)[:80] if owner else None,
             "survived": bool(best_later[i] >= size),
         }  # fmt: skip
 

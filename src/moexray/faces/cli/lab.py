@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from moexray.faces.cli import lab_stress
+from moexray.faces.cli import lab_run, lab_stress, lab_train
 
 __all__ = ["command"]
 
@@ -14,4 +14,5 @@ def command() -> None:
     """Make incidents on purpose, to see what the rest of moexray says of them."""
 
 
-command.add_command(lab_stress.command)
+for one in (lab_run.command, lab_stress.command, lab_train.command):
+    command.add_command(one)

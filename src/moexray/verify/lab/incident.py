@@ -1,0 +1,184 @@
+"""An incident from its making to the proof of its cure: capture, diagnosis, remedies, interleaved A/B."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.core.errors import UsageError
+from moexray.verify.lab.bundle import write_rest
+from moexray.verify.lab.cluster import Engine, LabError
+from moexray.verify.lab.pressure import PressureSpec
+from moexray.verify.lab.traffic import Traffic, fitted, stale
+from moexray.verify.lab.trial import Arm, compare
+from moexray.verify.lab.truth import judge, truth_of
+from moexray.verify.lab.work import Job, Plan
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from moexray.verify.lab.cluster import Measured
+
+__all__ = ["ENGINES", "INCIDENTS", "SCHEMA", "Setup", "run"]
+
+SCHEMA = "moexray.lab/1"
+INCIDENTS, ENGINES, RANKS = ("frag", "skew", "both"), ("hf", "ep"), 2
+CALM, FAULTY = 24, 72  # recorded steps before and after the onset
+PROFILED = 24  # requests of each kind that tell what the experts get
+MEMORY_FAULTS = ("mem.fragmentation", "mem.alloc_stall")
+ROUTING_FAULTS = ("ep.skew", "ep.drift")
+NOTE = (
+    "The arena and the cache that fills it are injected beside the engine; the work buffers in it are those "
+    "that the experts compute in. Model, routing, exchange and moves are real."
+)
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """What to run.
+
+    Args:
+        incident: "frag", "skew" or "both".
+        engine: "hf" or "ep".
+        seed: Of everything that is drawn.
+        model: See `model.load`.
+        requests: Measured per arm; P99 wants 1,000.
+        memory: Of each rank.
+    """
+
+    incident: str = "both"
+    engine: str = "ep"
+    seed: int = 0
+    model: str = "skewed"
+    requests: int = 1_000
+    memory: PressureSpec = PressureSpec()  # noqa: RUF009  frozen
+
+    def __post_init__(self) -> None:
+        for name, known in (("incident", INCIDENTS), ("engine", ENGINES)):
+            if getattr(self, name) not in known:
+                raise UsageError(f"no {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")
+
+
+def run(setup: Setup, folder: Path, say: Callable[[str], None] = logger.info) -> dict[str, Any]:
+    """Makes the incident, has it diagnosed, repairs it and measures both sides.
+
+    Args:
+        setup: What to run.
+        folder: Gets `artefacts/` (all that the diagnosis sees), `truth.json`, `report.html`, `lab.json`.
+        say: Gets a line per stage.
+
+    Returns:
+        The document `moexray.lab/1`.
+
+    Raises:
+        LabError: the engine or the diagnosis failed.
+        UsageError: torch or transformers is not installed.
+    """
+    plan = Plan(setup.model, setup.engine, RANKS, replace(setup.memory, seed=setup.seed))
+    with Engine(plan) as engine:
+        say(f"{setup.engine} is up with the model {setup.model!r}")
+        scene = _scene(setup, engine)
+        artefacts = folder / "artefacts"
+        recorded = engine.run(scene.recorded(artefacts))
+        write_rest(artefacts, recorded, scene.slots, RANKS)
+        truth = truth_of(setup.incident, setup.engine, scene.traffic, recorded, CALM)
+        _put(folder / "truth.json", truth)
+        say(f"{len(recorded)} steps recorded; diagnosing")
+        diagnosis = _diagnosed(artefacts, folder / "report.html")
+        said = ", ".join(dict.fromkeys(f["id"] for f in diagnosis["findings"] if f["severity"] != "info"))
+        say(f"diagnosed: {said or 'nothing'}; measuring both arms")
+        arms = scene.arms(diagnosis, recorded)
+        outcomes = compare(engine, arms, scene.prompts, setup.requests, setup.seed)
+    document = {
+        "schema": SCHEMA, "seed": setup.seed, "engine": setup.engine, "incident": setup.incident,
+        "model": setup.model, **outcomes, "remedies": arms[1].says, "note": NOTE,
+        "diagnosis": diagnosis, "truth": truth, **judge(diagnosis, truth),
+    }  # fmt: skip
+    _put(folder / "lab.json", document)
+    return document
+
+
+@dataclass(frozen=True, slots=True)
+class _Scene:
+    """What is asked, and where experts lie, in the incident and before.
+
+    Args:
+        setup: What to run.
+        traffic: Its prompts.
+        slots: The placement that the incident finds.
+    """
+
+    setup: Setup
+    traffic: Traffic
+    slots: np.ndarray
+
+    @property
+    def pressed(self) -> float:
+        """Share of memory that keys and values take in the incident."""
+        return self.setup.memory.calm if self.setup.incident == "skew" else self.setup.memory.fill
+
+    def prompts(self, rng: np.random.Generator, requests: int) -> np.ndarray:
+        """Requests of the incident."""
+        return (self.traffic.usual if self.setup.incident == "frag" else self.traffic.flood)(rng, requests)
+
+    def recorded(self, artefacts: Path) -> Job:
+        """Usual steps, then those of the incident."""
+        rng = np.random.default_rng([self.setup.seed, 1])
+        prompts = np.concatenate([self.traffic.usual(rng, CALM), self.prompts(rng, FAULTY)])
+        return Job(prompts, self.slots, "shared", self.pressed, calm=CALM, folder=artefacts)
+
+    def arms(self, diagnosis: dict[str, Any], recorded: Measured) -> tuple[Arm, Arm]:
+        """The incident, and what remains of it after the remedies for what was diagnosed."""
+        ids = {f["id"] for f in diagnosis["findings"] if f["severity"] != "info"}
+        says, layout, slots = [], "shared", self.slots
+        if ids.intersection(MEMORY_FAULTS):
+            layout = "split"
+            says.append(
+                "keys and values in fixed pages (runtime.arena.Pages), buffers in the rest of the arena"
+            )
+        if ids.intersection(ROUTING_FAULTS):
+            slots = fitted(recorded.counts[CALM:].sum(axis=0), RANKS)
+            says.append("experts placed anew for the loads of the incident (algorithms.placement)")
+        before = Arm("shared", self.slots, self.pressed, ())
+        return before, Arm(layout, slots, self.pressed, tuple(says))
+
+
+def _scene(setup: Setup, engine: Engine) -> _Scene:
+    """Profiles both kinds of traffic and lays the experts out as the incident wants them."""
+    traffic = Traffic.of(setup.seed)
+    rng = np.random.default_rng([setup.seed, 0])
+    flat = engine.flat
+    usual, hot = (
+        engine.run(Job(make(rng, PROFILED), flat, "split", setup.memory.calm)).counts.sum(axis=0)
+        for make in (traffic.usual, traffic.flood)
+    )
+    return _Scene(setup, traffic, fitted(usual, RANKS) if setup.incident == "frag" else stale(usual, hot))
+
+
+def _diagnosed(artefacts: Path, report: Path) -> dict[str, Any]:
+    """The command as a user gives it: it sees the artefacts alone."""
+    command = [sys.executable, "-m", "moexray", "diagnose", str(artefacts), "--format", "json", "--quiet",
+               "--report", str(report), "--force"]  # fmt: skip
+    begin = time.monotonic()
+    done = subprocess.run(command, capture_output=True, text=True, check=False)  # noqa: S603  our own command
+    if done.returncode not in (0, 1):
+        why = done.stderr.strip()[-500:] or done.stdout.strip()[-500:]
+        raise LabError(f"the diagnosis failed: {why}", where=str(artefacts), hint="run it by hand")
+    document: dict[str, Any] = json.loads(done.stdout)
+    logger.info("diagnosed within %.1f s", time.monotonic() - begin)
+    return document
+
+
+def _put(path: Path, document: dict[str, Any]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(document, indent=1, ensure_ascii=False) + "\n", "utf-8")
