@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.version import __version__
+
 if TYPE_CHECKING:
     from moexray.runtime.attach import Recording
 
-__version__ = "0.1.0"
 __all__ = ["__version__", "attach"]
 
 

@@ -13,13 +13,13 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from moexray import __version__
 from moexray.core.errors import MoexrayError
 from moexray.core.finding import SEVERITIES, Evidence, Finding, Remedy, Subject
 from moexray.core.limits import Limits
 from moexray.core.rank_name import rank_in_name
 from moexray.core.run import Run, Skipped, merge
 from moexray.core.store import load, save
+from moexray.core.version import __version__
 from moexray.diagnose.chain import link, order, unique
 from moexray.diagnose.engine import Diagnosis, diagnose
 from moexray.readers.read_any import read_sources

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from email.message import Message
 
-__all__ = ["Reply", "Request", "Server", "parse_address"]
+__all__ = ["Reply", "Request", "Server", "check_address", "parse_address"]
 
 CONNECTIONS = 16  # at a time; a scraper keeps one open
 MAX_BODY = 1 << 20  # bytes; an alert has a few kilobytes
@@ -62,6 +62,19 @@ def parse_address(listen: str) -> tuple[str, int]:
     return host.strip("[]") or "127.0.0.1", int(port)
 
 
+def check_address(listen: str, token: str) -> tuple[str, int]:
+    """Host and port, refused where other machines could ask without a token.
+
+    Raises:
+        UsageError: no address, or one beyond loopback without a token.
+    """
+    host, port = parse_address(listen)
+    if not token and not _is_loopback(host):
+        raise UsageError(f"{listen} can be reached from other machines and there is no token",
+                         hint="listen on 127.0.0.1, or give --token-file")  # fmt: skip
+    return host, port
+
+
 def _is_loopback(host: str) -> bool:
     if host == "localhost":
         return True
@@ -84,10 +97,7 @@ class Server:
     """
 
     def __init__(self, listen: str, handle: Callable[[Request], Reply], token: str = "") -> None:
-        host, port = parse_address(listen)
-        if not token and not _is_loopback(host):
-            raise UsageError(f"{listen} can be reached from other machines and there is no token",
-                             hint="listen on 127.0.0.1, or give --token-file")  # fmt: skip
+        host, port = check_address(listen, token)
         kind = type("Handler", (_Handler,), {"handle_request": staticmethod(handle), "token": token})
         try:
             self._http = (_Six if ":" in host else _Bounded)((host, port), kind)
