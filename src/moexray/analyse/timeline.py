@@ -49,6 +49,7 @@ STEP_NAMES = (
 LAUNCH = lazy(r"(?:cuda|hip|cu|xpu)\w*Launch\w*")
 # A kernel marks steps if it runs at least 8 times over most of the trace, mostly at like distances.
 BY_COUNT = (0.02, 0.9)  # spread and share of like distances, counted in kernels
+ROUNDED_NS = 1_000  # steps that follow each other at once overlap by this, where times are whole us
 PERIOD_LEAST, PERIOD_SPAN, PERIOD_SPREAD, PERIOD_SHARE, PERIOD_TRIES = 8, 0.8, 0.25, 0.6, 40
 # Kernels that move data between ranks (or wait for it), by library; a maintained table.
 COMM_KERNELS = lazy(
@@ -58,9 +59,14 @@ COMM_KERNELS = lazy(
     r"|(?:one|two)_shot_all_?reduce|multimem_\w*(?:all|reduce|gather)|cross_device_reduce"
     r"|custom_all_?reduce|quick_?reduce|trtllm_\w*all_?reduce|allreduce_fusion|oneShotAllReduce"
     r"|twoShotAllReduce|lamport\w*reduce|moe_?(?:All|a)ll?to_?all|moeAlltoAll|moe_comm|all_?to_?all\w*kernel"
-    r"|symm_mem\w*|all_gather\w*kernel|reduce_scatter\w*kernel",
+    r"|symm_mem\w*|all_gather\w*kernel|reduce_scatter\w*kernel|^(?:gloo|ucc|mpi):",
     re.IGNORECASE,
 )
+# Where a model runs on the host: collectives of CPU backends as torch's profiler notes them (from the start
+# of the work to its end), operators that compute, and moves of blocks inside an arena.
+HOST_COMM = lazy(r"^(?:gloo|ucc|mpi):")
+HOST_COMPUTE = lazy(r"^(?:aten|mkldnn|quantized|vllm|_C\w*)::")
+HOST_MOVES = lazy(r"(?:\b|_)(?:arena|heap|mem_?pool)[._: ]+(?:compact|defrag)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +147,7 @@ class Profile:
         comm: Mapping[str, Any] | None,
     ) -> None:
         self.source, self.attrs, self.comm = source, attrs, comm
+        self.host_lanes: NDArray[np.int64] | None = None  # threads that compute, where no device is traced
         self.start: NDArray[np.int64] = np.asarray(columns["ts_ns"])
         self.end: NDArray[np.int64] = self.start + columns["dur_ns"]
         self.category: NDArray[np.int64] = columns["category"]
@@ -150,6 +157,8 @@ class Profile:
         self.stream: NDArray[np.int64] = columns["stream"]
         self.correlation: NDArray[np.int64] = columns["correlation"]
         self.names: list[str] = list(attrs["names"])
+        if not self.of(KERNEL, MEMCPY, MEMSET).any():
+            self._on_host()
         self.rank: int | None = attrs["rank"]
         self.world_size: int | None = attrs["world_size"]
 
@@ -161,9 +170,26 @@ class Profile:
         return str(self.attrs.get("label") or self.source.rpartition("/")[2])
 
     @property
+    def cut(self) -> bool:
+        """Whether it is a digest (analyse/digest): what it does not show may still have happened."""
+        return bool(self.attrs.get("digest"))
+
+    @property
     def window(self) -> tuple[int, int]:
         """First start and last end, ns."""
         return (int(self.start.min()), int(self.end.max())) if len(self.start) else (0, 0)
+
+    def _on_host(self) -> None:
+        """Where no device is traced but ranks talk or arenas move: the host's work stands for kernels."""
+        moves = self.named(HOST_MOVES, ANNOTATION, OPERATOR)
+        talks = self.named(HOST_COMM, ANNOTATION, OPERATOR)
+        if not len(moves) and not len(talks):
+            return
+        works = self.named(HOST_COMPUTE, OPERATOR)
+        self.category = self.category.copy()
+        self.category[moves] = RUNTIME
+        self.category[talks] = self.category[works] = KERNEL
+        self.host_lanes = np.unique(self.lane[np.concatenate([works, moves])])
 
     def named(self, pattern: re.Pattern[str], *categories: int) -> NDArray[np.int64]:
         """Rows whose name fits the pattern, in time order."""
@@ -202,6 +228,8 @@ class Profile:
     @cached_property
     def launching(self) -> NDArray[np.int64]:
         """Lanes that launch kernels; all lanes with runtime calls where no launch is recorded."""
+        if self.host_lanes is not None:
+            return self.host_lanes
         rows = self.named(LAUNCH, RUNTIME, DRIVER)
         if not len(rows):
             rows = np.flatnonzero(self.of(RUNTIME, DRIVER))
@@ -245,7 +273,7 @@ class Profile:
         rows = rows[self.lane[rows] == lanes[np.argmax(counts)]]
         keep: list[int] = []
         for row in rows:
-            if not keep or self.start[row] >= self.end[keep[-1]]:
+            if not keep or self.start[row] >= self.end[keep[-1]] - ROUNDED_NS:
                 keep.append(int(row))
         labels = []
         for i, row in enumerate(keep):
