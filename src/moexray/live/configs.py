@@ -106,7 +106,7 @@ def _collector(p: Places) -> dict[str, str]:
         {"name": "slow", "type": "latency", "latency": {"threshold_ms": 250}},
         {"name": "some", "type": "probabilistic", "probabilistic": {"sampling_percentage": 1}},
     ]
-    config = {
+    config: dict[str, Any] = {
         "receivers": {
             "otlp": {
                 "protocols": {"grpc": {"endpoint": "127.0.0.1:4317"}, "http": {"endpoint": "127.0.0.1:4318"}}

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
 
     from moexray.live.page import Page, Sample
 
-    Labels = tuple[tuple[str, str], ...]
-
 __all__ = ["RemoteWrite", "Settings", "encode"]
 
 BATCH = 2_000  # samples of a request, as Prometheus' own senders do
 # Prometheus marks a series that ended by this NaN and no other (model/value of its source).
 STALE = struct.unpack("<d", struct.pack("<Q", 0x7FF0000000000002))[0]
+
+Labels = tuple[tuple[str, str], ...]
 
 _log = logging.getLogger(__name__)
 
@@ -53,6 +53,7 @@ class Settings:
         longest_pause_s: Most seconds between two tries.
         timeout_s: Of one request.
         token: Sent as `Authorization: Bearer`; empty for none.
+        labels: Added to every series: what a scraper would add by itself.
     """
 
     url: str
@@ -62,15 +63,19 @@ class Settings:
     longest_pause_s: float = 30.0
     timeout_s: float = 10.0
     token: str = ""
+    labels: Labels = ()
 
 
-def encode(samples: Iterable[Sample], time_ms: int, gone: Iterable[Labels] = ()) -> bytes:
+def encode(
+    samples: Iterable[Sample], time_ms: int, gone: Iterable[Labels] = (), extra: Labels = ()
+) -> bytes:
     """A compressed WriteRequest.
 
     Args:
         samples: Values at `time_ms`.
         time_ms: Epoch milliseconds.
         gone: Label sets, `__name__` included, whose series end here.
+        extra: Labels added to every series.
 
     Raises:
         UsageError: the libraries of the extra `live` are missing.
@@ -83,14 +88,14 @@ def encode(samples: Iterable[Sample], time_ms: int, gone: Iterable[Labels] = ())
     request = _messages()()
     for sample in samples:
         series = request.timeseries.add()
-        _label(series, (("__name__", sample.name), *sample.labels))
+        _label(series, (("__name__", sample.name), *sample.labels, *extra))
         series.samples.add(value=sample.value, timestamp=time_ms)
         if mark := sample.exemplar:
             one = series.exemplars.add(value=mark.value, timestamp=int(mark.time_s * 1000))
             one.labels.add(name="trace_id", value=mark.trace_id)
     for labels in gone:
         series = request.timeseries.add()
-        _label(series, labels)
+        _label(series, (*labels, *extra))
         series.samples.add(value=STALE, timestamp=time_ms)
     return bytes(cramjam.snappy.compress_raw(request.SerializeToString()))
 
@@ -181,7 +186,7 @@ class RemoteWrite:
         self._last = names
         for start in range(0, len(samples), BATCH):
             part = samples[start : start + BATCH]
-            self._put(encode(part, now_ms, gone), len(part))
+            self._put(encode(part, now_ms, gone, self.settings.labels), len(part))
             gone = []
 
     def _put(self, body: bytes, count: int) -> None:

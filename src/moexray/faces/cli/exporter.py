@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import platform
 import sys
 import time
 from pathlib import Path
@@ -80,7 +81,9 @@ def command(
         remote = None
         if remote_write:
             token = os.environ.get("MOEXRAY_REMOTE_TOKEN", "")
-            remote = RemoteWrite(page, Settings(remote_write, interval_s=remote_every, token=token))
+            labels = (("job", "moexray"), ("instance", f"{platform.node()}:{os.getpid()}"))
+            settings = Settings(remote_write, interval_s=remote_every, token=token, labels=labels)
+            remote = RemoteWrite(page, settings)
         sources = list(_sources(page, folder, _count(top), more))
         exporter = Exporter(page, sources, listen=listen, token=read_token(token_file), remote=remote)
         exporter.start()
