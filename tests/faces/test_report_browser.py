@@ -146,3 +146,33 @@ def test_a_screenshot_can_be_taken(tmp_path):
     browse(tmp_path, render(sample), f"--screenshot={shot}", "--window-size=1280,800")
     assert struct.unpack(">II", shot.read_bytes()[16:24]) == (1280, 800)
     assert shot.stat().st_size > 50_000
+
+
+def test_the_memory_map_zooms_by_key_and_click(tmp_path):
+    from browser import page
+
+    sample = json.loads(SAMPLE.read_text(encoding="utf-8"))
+    file = tmp_path / "report.html"
+    file.write_text(render(sample), encoding="utf-8")
+    shot = "document.querySelector('#memory-map canvas').toDataURL()"
+    key = "document.querySelector('#memory-map canvas').dispatchEvent(new KeyboardEvent('keydown', {{key: '{}'}}))"
+    with page(tmp_path / "profile") as tab:
+        tab.open(file.as_uri())
+        tab.wait("document.documentElement.dataset.charts === 'drawn'")
+        whole = tab.run(shot)
+        tab.run(key.format("+"))
+        near = tab.run(shot)
+        assert near != whole
+        tab.run(key.format("-"))
+        tab.run(key.format("0"))
+        assert tab.run(shot) == whole
+        tab.run("document.querySelector('#memory-map canvas').scrollIntoView({block: 'start'})")
+        at = "clientX: canvas.getBoundingClientRect().left + 9, clientY: canvas.getBoundingClientRect().top + 5"
+        double = "canvas = document.querySelector('#memory-map canvas');"
+        double += "canvas.dispatchEvent(new MouseEvent('dblclick', {shiftKey: %s, " + at + "}))"
+        tab.run(double % "false")
+        assert tab.run(shot) != whole
+        tab.run(double % "true")
+        assert tab.run(shot) == whole
+        assert tab.errors == []
+        assert [r for r in tab.requests if not r.startswith("data:")] == [file.as_uri()]

@@ -10,8 +10,9 @@ const MemoryMap = (() => {
     const readout = figure.querySelector("[data-readout]");
     const view = { by: figure.dataset.by || "state", at: null };
     const starts = edges(data);
+    Object.assign(view, { from: 0, to: starts.total });
     const paint = () => {
-      view.box = layout(canvas, starts.total);
+      view.box = layout(canvas, starts.total, view);
       fills(figure, data, view);
       runs(data, starts, view);
       if (view.at !== null) outline(starts, view);
@@ -27,10 +28,24 @@ const MemoryMap = (() => {
       readout.textContent = hit === null ? "" : say(data, hit);
     };
     canvas.onmouseleave = () => { readout.textContent = ""; };
+    // Shows a part of the bytes, `factor` times as long as now, around a byte.
+    const zoom = (factor, around) => {
+      const span = Tools.clamp((view.to - view.from) * factor, Math.min(starts.total, 2 ** 16), starts.total);
+      view.from = Tools.clamp(around - span / 2, 0, starts.total - span);
+      view.to = view.from + span;
+      paint();
+    };
+    canvas.ondblclick = (event) => {
+      const hit = find(starts, view, event.offsetX, event.offsetY);
+      if (hit !== null) zoom(event.shiftKey ? 4 : 0.25, starts.run[hit]);
+    };
     canvas.onkeydown = (event) => {
       const move = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-      if (!move) return;
+      const factor = { "+": 0.5, "=": 0.5, "-": 2, 0: Infinity }[event.key];
+      if (event.ctrlKey || event.metaKey || event.altKey || !(move || factor)) return;
       event.preventDefault();
+      const seen = view.at === null ? null : starts.segment[view.at];
+      if (factor) { zoom(factor, seen ?? (view.from + view.to) / 2); return; }
       view.at = view.at === null ? 0 : Tools.clamp(view.at + move, 0, data.segments.length - 1);
       readout.textContent = "segment " + (view.at + 1) + ": " + data.segments[view.at];
       paint();
@@ -53,11 +68,11 @@ const MemoryMap = (() => {
     return { run, segment, ends, total };
   }
 
-  function layout(canvas, total) {
+  function layout(canvas, total, { from, to }) {
     const width = canvas.parentElement.clientWidth;
     const rows = Tools.clamp(Math.ceil(total / 2 ** 27), 4, MOST_ROWS); // 128 MiB a row, up to as many as fit
     const pen = Tools.prepare(canvas, width, rows * (ROW + GAP));
-    return { pen, width, rows, perRow: total / rows };
+    return { pen, width, rows, from, perRow: (to - from) / rows };
   }
 
   function fills(figure, data, view) {
@@ -84,8 +99,11 @@ const MemoryMap = (() => {
   }
 
   // Calls back with the pieces of a stretch of bytes, one for each row that it touches.
-  function pieces({ width, rows, perRow }, from, to, call) {
-    for (let row = Math.min(Math.floor(from / perRow), rows - 1); row < rows && row * perRow < to; row += 1) {
+  function pieces({ width, rows, from: first, perRow }, start, end, call) {
+    const from = Math.max(start - first, 0);
+    const to = end - first;
+    if (to <= 0) return;
+    for (let row = Math.floor(from / perRow); row < rows && row * perRow < to; row += 1) {
       const left = (Math.max(from - row * perRow, 0) / perRow) * width;
       const right = (Math.min(to - row * perRow, perRow) / perRow) * width;
       call(left, row * (ROW + GAP), right - left);
@@ -114,10 +132,10 @@ const MemoryMap = (() => {
   }
 
   function find(starts, view, px, py) {
-    const { width, rows, perRow } = view.box;
+    const { width, rows, from, perRow } = view.box;
     const row = Math.floor(py / (ROW + GAP));
     if (px < 0 || px >= width || row < 0 || row >= rows) return null;
-    const at = (row + px / width) * perRow;
+    const at = from + (row + px / width) * perRow;
     let low = 0;
     let high = starts.run.length - 1;
     while (low < high) {
