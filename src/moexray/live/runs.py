@@ -114,6 +114,8 @@ class Local:
             except subprocess.TimeoutExpired as why:
                 took = f"diagnose ran for more than {self.timeout_s:.0f} s"
                 raise MoexrayError(took, where=str(bundle)) from why
+        if done.returncode < 0:  # the machine or the service is being stopped, or memory ran out
+            raise RetryError(f"diagnose was ended by signal {-done.returncode}", where=str(bundle))
         if done.returncode:
             told = done.stderr.decode("utf-8", "replace").strip()[-500:]
             raise MoexrayError(f"diagnose ended with {done.returncode}: {told}", where=str(bundle))

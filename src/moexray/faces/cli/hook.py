@@ -58,11 +58,12 @@ def command(
     with refusing():
         runner = _runner(bundles, more)
         options = Options(more["concurrency"], more["cooldown_s"])
+        told = _web(grafana) if grafana else ""
         hook = Hook(Jobs(state), runner, Page(), listen=listen, token=read_token(token_file), options=options)
-        if grafana:
+        if told:
             reports = f"{public_url or hook.server.url}/reports"
             token = os.environ.get("MOEXRAY_GRAFANA_TOKEN", "")
-            hook.publish = Grafana(_web(grafana), token, reports)
+            hook.publish = Grafana(told, token, reports)
         hook.start()
     say(f"waiting for alerts at {hook.server.url}/alerts; reports at {hook.server.url}/reports", err=True)
     until_stopped()
