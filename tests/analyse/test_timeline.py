@@ -190,6 +190,19 @@ def test_clock_offset_by_hand():
     assert offset.matches == 12
 
 
+def test_clocks_of_groups_are_linked_over_a_rank_that_is_in_both():
+    traces = [Trace(r, 4) for r in range(4)]
+    shift = (0, 500, -300, 900)
+    for i in range(12):
+        for members, name, at in (((0, 1), "a", 100), ((1, 2), "b", 400)):
+            for r in members:
+                traces[r].collective(i, at + i * 1000 + shift[r], 50, group=name)
+    offsets = {o.rank: o for o in match(group(traces[:3])).offsets}
+    assert offsets[1].offset_ns == pytest.approx(500e3)
+    assert offsets[2].offset_ns == pytest.approx(-300e3)
+    assert offsets[2].residual_ns >= offsets[1].residual_ns
+
+
 def test_slow_transfer_is_told_from_lateness():
     slow = slow_columns(match(group(pair_of_ranks(steps=20, slow=(12, 13, 14, 15)))), 0.05, 2, 3)
     assert slow is not None

@@ -33,6 +33,7 @@ ONE_SIDED = lazy(
 POINT_TO_POINT = lazy(r"^nccl:(?:i?send|i?recv)\b", re.IGNORECASE)
 MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
 MIN_TOLERANCE_NS = 50_000
+LEAST_SHARED = 3  # collectives that two ranks share from which the offset of their clocks is taken
 NO_STEP = -(1 << 40)  # while the positions of ranks are brought together, which may be negative
 
 
@@ -43,7 +44,7 @@ class Offset:
     Args:
         rank: Position in Collectives.profiles.
         offset_ns: Median difference of the ends of matching collectives.
-        residual_ns: Median deviation from offset and drift.
+        residual_ns: Median deviation from offset and drift; summed up over the ranks between.
         drift_ppm: Change of the offset in parts per million.
         matches: Collectives it rests on.
     """
@@ -181,20 +182,35 @@ class Collectives:
 
     @cached_property
     def offsets(self) -> list[Offset]:
-        """Clock offsets of every rank that shares collectives with the first."""
-        found = []
-        for rank in range(1, len(self.profiles)):
-            both = self.present[0] & self.present[rank]
-            if np.count_nonzero(both) < 3:
-                continue
-            difference = (self.end[rank, both] - self.end[0, both]).astype(np.float64)
-            at = self.end[0, both].astype(np.float64)
-            middle = float(np.median(difference))
-            slope = _slope(at - at[0], difference)
-            line = middle + slope * (at - float(np.median(at)))
-            residual = float(np.median(np.abs(difference - line)))
-            found.append(Offset(rank, middle, residual, slope * 1e6, int(np.count_nonzero(both))))
-        return found
+        """Clock offsets against the first rank, of all that share collectives with it or are linked to it.
+
+        Ranks of other groups are reached over ranks that are in both: offsets, drifts and errors add up.
+        """
+        known = {0: Offset(0, 0.0, 0.0, 0.0, 0)} if self.profiles else {}
+        todo = list(known)
+        for base in todo:  # grows while it is walked
+            shared = np.count_nonzero(self.present & self.present[base], axis=1)
+            for rank in np.flatnonzero(shared >= LEAST_SHARED).tolist():
+                if rank not in known:
+                    known[rank] = self._offset(rank, known[base])
+                    todo.append(rank)
+        return [known[rank] for rank in sorted(known) if rank]
+
+    def _offset(self, rank: int, base: Offset) -> Offset:
+        both = self.present[base.rank] & self.present[rank]
+        at = self.end[base.rank, both].astype(np.float64)
+        difference = (self.end[rank, both] - self.end[base.rank, both]).astype(np.float64)
+        middle = float(np.median(difference))
+        slope = _slope(at - at[0], difference)
+        line = middle + slope * (at - float(np.median(at)))
+        residual = float(np.median(np.abs(difference - line)))
+        return Offset(
+            rank,
+            base.offset_ns + middle,
+            base.residual_ns + residual,
+            base.drift_ppm + slope * 1e6,
+            int(np.count_nonzero(both)),
+        )
 
     def shift(self, profile: Profile, base: Profile) -> int:
         """What to add to a time of `base` to get it on the clock of `profile`, ns."""
