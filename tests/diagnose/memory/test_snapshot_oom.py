@@ -89,3 +89,13 @@ def test_a_history_that_contradicts_itself_leaves_fragments_unknown(tmp_path):
 def test_expandable_segments_are_not_offered_where_they_are_on(tmp_path):
     doc = whole(FRAGMENTED, [oom(100 * MIB, 16 * MIB)], settings={"expandable_segments": True})
     assert "expandable-segments" not in {r.id for r in top(tmp_path, doc).remedies}
+
+
+def test_an_arena_of_the_engine_is_asked_for_what_the_request_needs(tmp_path):
+    """PyTorch would ask the device for 20 MiB; an arena named in the settings asks nobody."""
+    doc = whole([segment(BASE, [(60 * MIB, "a"), (2 * MIB, "f"), (30 * MIB, "a"), (8 * MIB, "f")])], [oom(9 * MIB, 0)])
+    doc["allocator_settings"] = {"allocator": "engine.arena", "expandable_segments": False}
+    f = top(tmp_path, doc)
+    assert (f.id, f.value, f.limit) == ("mem.fragmentation", 10 * MIB, 9 * MIB)
+    assert "while engine.arena held 10.00 MiB" in f.claim
+    assert [r.id for r in f.remedies] == ["snapshot-move-pins"]

@@ -47,7 +47,7 @@ class Recipe:
 
     balance: float
     each: bool = False
-    steps: int = 400
+    steps: int = 450
     seed: int = 1
 
 
