@@ -11,7 +11,7 @@ import pytest
 
 from moexray.core.errors import ReadError, UsageError
 from moexray.live.drain import ROUTER, STEP, Drain, RingReader, rings
-from moexray.runtime import recorder
+from moexray.runtime import recorder, ring_file
 from moexray.runtime.recorder import Layout, Ring, Site
 
 SITES = [Site("model.layers.1.mlp.gate", 1, 8, 2), Site("model.layers.2.mlp.gate", 2, 4, 2)]
@@ -173,7 +173,7 @@ def test_a_forked_child_writes_into_a_ring_of_its_own(folder):
 def test_another_namespace_is_no_proof_of_death(folder, monkeypatch):
     reader = RingReader(small(folder).path)
     assert reader.alive() is True
-    monkeypatch.setattr(recorder, "_namespace", lambda: 1)
+    monkeypatch.setattr(ring_file, "namespace", lambda: 1)
     assert reader.alive() is None
 
 

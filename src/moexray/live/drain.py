@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.core.errors import ReadError
-from moexray.runtime.recorder import (
+from moexray.runtime.ring_file import (
     DESCRIPTION,
     GAUGES,
     LIVE,

@@ -26,6 +26,7 @@ from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from moexray.core.errors import UsageError
+from moexray.runtime.allocations import Allocations
 from moexray.runtime.counters import ExpertCounter
 from moexray.runtime.engines import engine_of, routers
 from moexray.runtime.guard import Guard, say_once
@@ -121,7 +122,12 @@ class Recording(Handle):
         self.on_detach(ring.close)
         elsewhere = places[0] != "cpu" if self._by_kernels is None else self._by_kernels
         self._device = _OnDevice(ring, places[0]) if elsewhere else None
-        clock = _Clock(ring, self.guard, self._device)
+        bundle = os.environ.get("MOEXRAY_BUNDLE")  # set by `moexray record`
+        name = f"rank{facts['rank'] or 0}_{os.getpid()}"
+        allocations = Allocations(bundle, places[0], name) if bundle else None
+        if allocations is not None:
+            self.on_detach(allocations.end)
+        clock = _Clock(ring, self.guard, self._device, allocations)
         blocks: dict[int, list[int]] = {}
         for number, router in enumerate(found):
             if router.block is not None:
@@ -164,10 +170,12 @@ class _Here(threading.local):
 class _Clock:
     """The hooks. Each returns None: a hook that returns something replaces the output."""
 
-    def __init__(self, ring: Ring, guard: Guard, device: _OnDevice | None) -> None:
+    def __init__(
+        self, ring: Ring, guard: Guard, device: _OnDevice | None, allocations: Allocations | None = None
+    ) -> None:
         import torch
 
-        self.ring, self.guard, self.device = ring, guard, device
+        self.ring, self.guard, self.device, self.allocations = ring, guard, device, allocations
         self.here = _Here()
         self.on = guard.on
         self._steps = count()
@@ -179,6 +187,8 @@ class _Clock:
             return
         self.on = self.guard.on
         self.here.inside = True
+        if self.on and self.allocations is not None:
+            self.allocations.begin()
         self._next_step(self.here)
 
     def end(self, _model: Any, _args: Any, _output: Any) -> None:

@@ -5,13 +5,10 @@ Glossary: a *record* is one router call (or one step) of fixed size; a *site* is
 overwritten: a reader sees the gap in the numbers and counts it. Totals per site and expert lie beside the
 records and are never overwritten, so counters stay exact whatever a reader missed.
 
-Layout of the file, little endian: LIVE words from 64, gauges from 256, the description (JSON) from 512,
-then totals uint64 [sites, experts] and tokens uint64 [sites], then the slots: a RECORD, counts uint32
-[experts], ids int16 [ids]. `live/drain.py` reads it. A writer that is killed leaves the file behind whole.
-
-The space is taken when the file is made (a page that cannot be had later would kill the engine). Stores of
-one thread become visible in their order on x86-64; on other machines a record may be read torn in theory,
-which its own number shows.
+The file's layout stands in `ring_file`; `live/drain.py` reads it. A writer that is killed leaves the file
+behind whole. The space is taken when the file is made: a page that cannot be had later would kill the
+engine. Stores of one thread become visible in their order on x86-64; on other machines a record may be read
+torn in theory, which its own number shows.
 """
 
 from __future__ import annotations
@@ -21,23 +18,37 @@ import json
 import mmap
 import os
 import platform
-import stat
 import struct
-import tempfile
 import threading
 import time
 import weakref
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from itertools import count
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moexray.core.errors import UsageError
+from moexray.runtime import ring_file
+from moexray.runtime.ring_file import (
+    DESCRIPTION,
+    FOLDER_VARIABLE,
+    GAUGES,
+    LIVE,
+    MAGIC,
+    RECORD,
+    ROUTER,
+    SCHEMA,
+    STEP,
+    Layout,
+    Site,
+    is_running,
+    ring_folder,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from pathlib import Path
 
 __all__ = [
     "FOLDER_VARIABLE",
@@ -54,156 +65,14 @@ __all__ = [
     "ring_folder",
 ]
 
-FOLDER_VARIABLE = "MOEXRAY_RINGS"
-SCHEMA = "moexray.ring/1"
-MAGIC = b"moexring"
-ROUTER, STEP = 1, 2  # kinds of records
 MAX_BYTES = 16 << 20  # of a ring: 5 s of 58 layers x 256 experts at 50 steps a second
 STALE_S = 600  # rings of dead writers that nobody drained are removed after so long (our choice)
-GAUGES = 32  # at most
-DESCRIPTION = 512, (64 << 10)  # offset and end of the JSON text: 58 sites take 4 KiB
-LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns")  # uint64 each, from offset 64
+Call = tuple[int, int, int, "np.ndarray[Any, Any]"]  # site, t0_ns, t1_ns, ids [rows, k]
 
 _PACK = struct.Struct("<QqqqqQihHII")
-Call = tuple[int, int, int, "np.ndarray[Any, Any]"]  # site, t0_ns, t1_ns, ids [rows, k]
-RECORD = np.dtype(
-    {
-        "names": ["seq", "step", "t0_ns", "t1_ns", "stream", "graph",
-                  "layer", "site", "kind", "rows", "pairs"],
-        "formats": ["<u8", "<i8", "<i8", "<i8", "<i8", "<u8", "<i4", "<i2", "<u2", "<u4", "<u4"],
-        "itemsize": 64,
-    }
-)  # fmt: skip
 _HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
 _numbers = count()
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
-
-
-@dataclass(frozen=True, slots=True)
-class Site:
-    """A router of the model.
-
-    Args:
-        path: Of its module.
-        layer: Number in that path, dense layers count; -1 where it has none.
-        experts: Logical experts to choose from.
-        k: Experts per token.
-    """
-
-    path: str
-    layer: int
-    experts: int
-    k: int
-
-
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """Where what lies in the file.
-
-    Args:
-        routers: Sites; 0 for a ring of steps only.
-        experts: Of the router with the most.
-        ids: Chosen expert ids kept per record, the first ones of a call; 0 keeps counts only.
-        slots: Records held at a time.
-    """
-
-    routers: int
-    experts: int
-    ids: int
-    slots: int
-
-    @classmethod
-    def within(cls, routers: int, experts: int, ids: int, max_bytes: int) -> Layout:
-        """As many slots as fit.
-
-        Raises:
-            UsageError: not even two steps fit.
-        """
-        bare = cls(routers, experts, ids, 0)
-        slots = (max_bytes - bare.size) // bare.record_bytes
-        if slots < 2 * (routers + 1):
-            need = bare.size + 2 * (routers + 1) * bare.record_bytes
-            raise UsageError(
-                f"{max_bytes} bytes do not hold two steps of {routers} routers x {experts} experts",
-                hint=f"at least {need} bytes, or fewer ids",
-            )
-        return cls(routers, experts, ids, slots)
-
-    @property
-    def record_bytes(self) -> int:
-        """One slot, a multiple of 8."""
-        return RECORD.itemsize + -(-(4 * self.experts + 2 * self.ids) // 8) * 8
-
-    @property
-    def slots_at(self) -> int:
-        """Offset of the first slot."""
-        return DESCRIPTION[1] + 8 * self.routers * (self.experts + 1)
-
-    @property
-    def size(self) -> int:
-        """Bytes of the file."""
-        return self.slots_at + self.slots * self.record_bytes
-
-    def totals(self, memory: Any) -> np.ndarray[Any, Any]:
-        """uint64 [sites, experts]: pairs since the ring was made."""
-        flat = np.frombuffer(memory, np.uint64, self.routers * self.experts, DESCRIPTION[1])
-        return flat.reshape(self.routers, self.experts)
-
-    def tokens(self, memory: Any) -> np.ndarray[Any, Any]:
-        """uint64 [sites]: rows since the ring was made."""
-        place = DESCRIPTION[1] + 8 * self.routers * self.experts
-        return np.frombuffer(memory, np.uint64, self.routers, place)
-
-    def slots_of(self, memory: Any) -> np.ndarray[Any, Any]:
-        """uint8 [slots, record_bytes]."""
-        flat = np.frombuffer(memory, np.uint8, self.slots * self.record_bytes, self.slots_at)
-        return flat.reshape(self.slots, self.record_bytes)
-
-
-def ring_folder(folder: str | Path | None = None, *, make: bool = False) -> Path:
-    """Where rings lie: `folder`, else MOEXRAY_RINGS, else /dev/shm/moexray-UID.
-
-    Raises:
-        UsageError: it belongs to somebody else or others may write there.
-    """
-    shm = Path("/dev/shm")  # noqa: S108 - our folder in it belongs to us alone, which is checked below
-    base = shm if shm.is_dir() else Path(tempfile.gettempdir())
-    path = Path(folder or os.environ.get(FOLDER_VARIABLE) or base / f"moexray-{os.getuid()}")
-    if make:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileNotFoundError):
-        about = path.lstat()
-        if not stat.S_ISDIR(about.st_mode) or about.st_uid != os.getuid() or about.st_mode & 0o022:
-            raise UsageError(
-                "the folder of the rings is not ours alone",
-                where=str(path),
-                hint=f"{FOLDER_VARIABLE}=a folder of this user that others cannot write to",
-            )
-    return path
-
-
-def is_running(pid: int, started: int, namespace: int) -> bool | None:
-    """Whether the process that had this id at that start still runs; None: it is in another pid namespace."""
-    if namespace != _namespace():
-        return None
-    now = _started(pid)
-    return now is not None and now == started
-
-
-def _started(pid: int) -> int | None:
-    """Start of a process in clock ticks since boot; None: there is none, or it is a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text("ascii", "replace").rpartition(")")[2].split()
-        return None if fields[0] in ("Z", "X") else int(fields[19])
-    except (OSError, ValueError, IndexError):
-        return None
-
-
-def _namespace() -> int:
-    try:
-        return Path("/proc/self/ns/pid").stat().st_ino
-    except OSError:
-        return 0
 
 
 class Ring:
@@ -364,9 +233,10 @@ class Ring:
     def _open_file(self) -> None:
         folder, layout = ring_folder(self._folder, make=True), self.layout
         _sweep(folder)
-        self.path = folder / f"{_namespace()}-{os.getpid()}-{next(_numbers)}.ring"
+        self.path = folder / f"{ring_file.namespace()}-{os.getpid()}-{next(_numbers)}.ring"
         about = {
-            "schema": SCHEMA, "pid": os.getpid(), "started": _started(os.getpid()), "namespace": _namespace(),
+            "schema": SCHEMA, "pid": os.getpid(), "started": ring_file.started(os.getpid()),
+            "namespace": ring_file.namespace(),
             "host": platform.node(), "wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), **self.facts,
             "sites": [asdict(site) for site in self.sites], "gauges": self.gauges, **asdict(layout),
         }  # fmt: skip
@@ -424,7 +294,7 @@ def _sweep(folder: Path) -> None:
     for path in folder.glob("*-*-*.*"):
         with contextlib.suppress(OSError, ValueError, struct.error):
             namespace, pid, _ = path.stem.split("-")
-            if int(namespace) == _namespace() and _started(int(pid)) is None:
+            if int(namespace) == ring_file.namespace() and ring_file.started(int(pid)) is None:
                 with path.open("rb") as file:
                     beat = struct.unpack_from("<Q", file.read(256), 64 + 8 * _BEAT)[0]
                 if beat < limit:

@@ -12,12 +12,17 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["ENGINES", "Router", "engine_of", "routers"]
+__all__ = ["ENGINES", "ON_IMPORT", "Router", "engine_of", "routers"]
 
 # package that a model's class comes from -> its adapter, with a function `routers(model)`
 ENGINES = {
     "transformers": "moexray.runtime.engines.transformers",
     "vllm": "moexray.runtime.engines.vllm",
+}
+# module whose import tells that an engine is in use -> what has its models recorded, in a recorded program
+ON_IMPORT = {
+    "transformers.modeling_utils": "moexray.runtime.engines.transformers:register",
+    "vllm.model_executor.model_loader.base_loader": "moexray.runtime.engines.vllm:register",
 }
 
 

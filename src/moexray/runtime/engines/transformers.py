@@ -300,4 +300,38 @@ def routers(model: Any, *, to_write: bool = True) -> list[Routing]:
     return found
 
 
+def register() -> None:
+    """Has each model of this process with routers recorded from its first forward on; safe twice."""
+    from moexray.runtime.handle import Handle
+
+    if not _waiting:
+        _waiting.append(Handle("attach", _wrap_models).attach())
+
+
+def _wrap_models(handle: Any) -> None:
+    from transformers.modeling_utils import PreTrainedModel
+
+    original = PreTrainedModel.post_init
+
+    def post_init(self: Any) -> None:
+        original(self)
+        if handle.attached and any(ROUTER.search(type(m).__name__) for m in self.modules()):
+            hooks.append((self, self.register_forward_pre_hook(first)))
+
+    def first(model: Any, _args: Any) -> None:
+        """Of a model and the models inside it the outermost is called first: that one is recorded."""
+        from moexray.runtime.attach import attach
+
+        inside = {id(module) for module in model.modules()}
+        for one in [pair for pair in hooks if id(pair[0]) in inside]:
+            one[1].remove()
+            hooks.remove(one)
+        _recordings.append(attach(model))
+
+    hooks: list[tuple[Any, Any]] = []
+    handle.replace(PreTrainedModel, "post_init", post_init)
+
+
 _UNKNOWN = "this class is not known"
+_waiting: list[Any] = []  # the wrapped constructor
+_recordings: list[Any] = []  # of this process's models

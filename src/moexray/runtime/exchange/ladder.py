@@ -19,9 +19,7 @@ import threading
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from moexray.core.errors import ExchangeError, UsageError
-from moexray.runtime.exchange.host import HostRung
 from moexray.runtime.exchange.options import NAME, Counters, Fallback, Options
-from moexray.runtime.exchange.rendezvous import gather
 from moexray.runtime.exchange.torch_rungs import RungDownError, TorchRung
 from moexray.runtime.guard import VARIABLE, Guard
 
@@ -30,6 +28,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    from moexray.runtime.exchange.host import HostRung
     from moexray.runtime.exchange.mesh import Mesh
 
 __all__ = ["Exchange"]
@@ -94,14 +93,17 @@ class Exchange:
             UsageError: the arguments cannot be.
             ExchangeError: switched off; a rank is missing, differs or died; or no rung is possible.
         """
+        try:  # here, because they take most of the time to import this package
+            from moexray.runtime.exchange import host, rendezvous
+        except OSError as why:
+            raise ExchangeError(f"cannot read the code of an exchange: {why}", ranks=(rank,)) from why
+        del host  # for `_descend`: later there may be no descriptor to read it with
         options = options or Options()
         if not Guard(NAME).on:
             raise ExchangeError("the exchange is switched off", hint=f"see {VARIABLE} and guard.switch")
-        settings = {
-            name: getattr(options, name)
-            for name in ("timeout_s", "ring_bytes", "file_ring_bytes", "checksums", "direct")
-        }
-        mesh = gather(group, rank, world, options.timeout_s, {**settings, "rungs": list(options.rungs)})
+        names = ("timeout_s", "ring_bytes", "file_ring_bytes", "checksums", "direct")
+        settings = {"rungs": list(options.rungs), **{name: getattr(options, name) for name in names}}
+        mesh = rendezvous.gather(group, rank, world, options.timeout_s, settings)
         try:
             rung, fallbacks = _descend(mesh, options, process_group)
         except BaseException as why:
@@ -301,6 +303,8 @@ def _descend(
     mesh: Mesh, options: Options, process_group: object, down: tuple[str, dict[int, str]] | None = None
 ) -> tuple[Rung, list[Fallback]]:
     """The first rung, below the one that went down, that all ranks can."""
+    from moexray.runtime.exchange.host import HostRung
+
     failed = [down] if down else []
     for name in options.rungs[options.rungs.index(down[0]) + 1 if down else 0 :]:
         opened: TorchRung | HostRung | dict[int, str]
