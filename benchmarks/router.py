@@ -1,10 +1,10 @@
 """What a router policy costs: `make bench`, on a quiet machine. Needs transformers (moexray[lab]).
 
-A small random model (4 layers, 64 experts, top-8, hidden 256) runs one forward at a time, unwrapped and
-under each policy, all arms in turn within a round and the order turned from round to round; CPU time of
-the one thread. The figure is the median over rounds of the difference to the unwrapped model of the same
-round, per layer; "%" is of the unwrapped forward, which in a real model is far longer. A second line of
-the unwrapped model shows the noise.
+A small random model (4 layers, 64 experts, top-8, hidden 256) runs in blocks of a few forwards: unwrapped,
+under a policy, under it again, unwrapped; so each policy has the unwrapped model on both sides, all policies
+take turns, and their order turns from round to round. CPU time of the one thread. The figure is the median
+over rounds of the difference within a block, per layer, and the middle half of the rounds; "%" is of the
+unwrapped forward, which in a real model is far longer. The first line, unwrapped again, shows the noise.
 
     python benchmarks/router.py [-n ROUNDS]
 """
@@ -20,16 +20,18 @@ from typing import Any
 IMPORT = """
 import time, torch
 start = time.process_time()
-import moexray.runtime.counters, moexray.runtime.router, moexray.runtime.engines.transformers
+import moexray.runtime.arena, moexray.runtime.buffers, moexray.runtime.counters, moexray.runtime.exchange
+import moexray.runtime.gc_window, moexray.runtime.rescheduler, moexray.runtime.router
+import moexray.runtime.engines.transformers, moexray.runtime.zero_copy
 print(time.process_time() - start)
 """
 BUDGET_S = 0.05  # of `import moexray.runtime...` beyond torch
-UNWRAPPED = "(unwrapped)"
-ARMS = (UNWRAPPED, "(again)", "plain", "salted", "salted:ties_only=true", "temperature", "soft-mask", "bias",
+AGAIN = "(unwrapped)"
+ARMS = (AGAIN, "plain", "salted", "salted:ties_only=true", "temperature", "soft-mask", "bias",
         "capacity:mode=drop", "capacity:mode=spill", "capacity:mode=reroute", "sticky",
         "(counter)")  # fmt: skip
 # rows, length, forwards in a turn
-SHAPES = {"decode 1": (1, 1, 20), "decode 16": (16, 1, 12), "prefill 512": (1, 512, 2)}
+SHAPES = {"decode 1": (1, 1, 8), "decode 16": (16, 1, 6), "prefill 512": (1, 512, 1)}
 LAYERS, EXPERTS, K = 4, 64, 8
 
 
@@ -69,19 +71,25 @@ def wrapped(net: Any, arm: str) -> Any:
     return None if arm.startswith("(") else attach(net, arm)
 
 
-def timed(net: Any, ids: Any, forwards: int, arm: str) -> float:
-    """CPU seconds of one forward."""
+def timed(net: Any, ids: Any, forwards: int, arm: str) -> tuple[float, float]:
+    """CPU seconds of a forward: (unwrapped, under the arm), each before and after the other."""
+
+    def some() -> float:
+        start = time.thread_time()
+        for _ in range(forwards):
+            net(ids)
+        return (time.thread_time() - start) / forwards
+
+    net(ids)
+    bare = some()
     handle = wrapped(net, arm)
     net(ids)
-    start = time.thread_time()
-    for _ in range(forwards):
-        net(ids)
-    seconds = (time.thread_time() - start) / forwards
+    under = some() + some()
     if handle is not None:
         if arm[0] != "(" and handle.guard.figures().fallbacks:
             sys.exit(f"{arm}: {handle.guard.figures().error}")
         handle.detach()
-    return seconds
+    return (bare + some()) / 2, under / 2
 
 
 def import_s() -> float:
@@ -95,7 +103,7 @@ def main() -> int:
     """Prints both tables."""
     raw = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=raw)
-    parser.add_argument("-n", "--rounds", type=int, default=9)
+    parser.add_argument("-n", "--rounds", type=int, default=25)
     rounds = parser.parse_args().rounds
     took = import_s()
     verdict = "ok" if took <= BUDGET_S else "OVER"
@@ -104,19 +112,22 @@ def main() -> int:
     import torch
 
     net = model()
-    print(f"us per layer over the unwrapped model, CPU time, median of {rounds} rounds")
+    print(f"us per layer over the unwrapped model, CPU time: median and middle half of {rounds} rounds")
     with torch.inference_mode():
-        for name, (rows, length, forwards) in SHAPES.items():
-            ids = torch.randint(1024, (rows, length))
-            seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
+        for name, (count, length, forwards) in SHAPES.items():
+            ids = torch.randint(1024, (count, length))
+            pairs: dict[str, list[tuple[float, float]]] = {arm: [] for arm in ARMS}
             for turn in range(rounds):
                 for arm in ARMS[turn % len(ARMS) :] + ARMS[: turn % len(ARMS)]:
-                    seconds[arm].append(timed(net, ids, forwards, arm))
-            base = statistics.median(seconds[UNWRAPPED])
+                    pairs[arm].append(timed(net, ids, forwards, arm))
+            base = statistics.median(bare for rows in pairs.values() for bare, _ in rows)
             print(f"{name}: {base * 1e3:.2f} ms unwrapped")
-            for arm in ARMS[1:]:
-                more = statistics.median(a - b for a, b in zip(seconds[arm], seconds[UNWRAPPED], strict=True))
-                print(f"  {arm:<24}{more / LAYERS * 1e6:>+8.0f}{more / base:>+9.1%}", flush=True)
+            for arm, blocks in pairs.items():
+                low, more, high = (
+                    q / LAYERS * 1e6 for q in statistics.quantiles((b - a for a, b in blocks), n=4)
+                )
+                share = more * LAYERS / 1e6 / base
+                print(f"  {arm:<24}{more:>+8.0f} [{low:+.0f}, {high:+.0f}]  {share:+.1%}", flush=True)
     return 0
 
 
