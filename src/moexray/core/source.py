@@ -153,6 +153,17 @@ class Source:
             if given >= limit:
                 return
 
+    def lines(self, longest: int) -> Iterator[bytes]:
+        """Yields the lines without their ends; one of more than `longest` bytes loses its begin."""
+        rest = b""
+        for piece in self.chunks():
+            whole, end, rest = (rest + piece).rpartition(b"\n")
+            if end:
+                yield from whole.split(b"\n")
+            rest = rest[-longest:]
+        if rest.strip():
+            yield rest
+
     def _load(self, limit: int) -> bytes:
         if self.compression == "gzip" and (fast := self._libdeflate(limit)) is not None:
             return fast

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from moexray.readers import (
     csv_file,
+    inspector,
     json_file,
     npz,
     nsys,
@@ -64,6 +65,7 @@ READERS: tuple[Reader, ...] = (
     Reader("safetensors", safetensors.sniff, safetensors.read, (".safetensors",)),
     Reader("pickle", pickle_file.sniff, pickle_file.read, (".pickle", ".pkl", ".p")),
     Reader("nsys jsonlines", nsys_jsonl.sniff, nsys_jsonl.read, (".json", ".jsonl", ".ndjson")),
+    Reader("nccl inspector", inspector.sniff, inspector.read, (".json", ".jsonl", ".log")),
     Reader("json", text.sniff_json_log, text.read, (".json", ".jsonl", ".ndjson")),
     Reader("json", json_file.sniff, json_file.read, (".json", ".jsonl", ".ndjson")),
     Reader("nvidia-smi xml", smi_xml.sniff, smi_xml.read, (".xml",)),

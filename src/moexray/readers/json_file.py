@@ -33,6 +33,8 @@ SHAPES: tuple[str, ...] = (
     "moexray.readers.shapes.flight:read",
     "moexray.readers.shapes.memory_log:memory_log",
     "moexray.readers.shapes.memory_stats:memory_stats",
+    "moexray.readers.shapes.ras_json:ras_json",
+    "moexray.readers.inspector:inspector_json",
     "moexray.readers.shapes.nsys_stats:stats_json",
     "moexray.readers.shapes.iterations:iteration_json",
     "moexray.readers.shapes.matrix:read_json",

@@ -11,8 +11,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
@@ -60,7 +58,7 @@ def read(source: Source, out: Reading) -> None:
             got.add(kind, {name: [row.get(name) for row in rows] for name in names}, strings)
             rows.clear()
 
-    for line in _lines(source):
+    for line in source.lines(LINE_BYTES):
         if not any(word in line for word in EVENTS):
             continue
         record = decode(line)
@@ -82,19 +80,6 @@ def read(source: Source, out: Reading) -> None:
     nsys_export.finish(got, None, source.path, out)
 
 
-def _lines(source: Source) -> Iterator[bytes]:
-    """The lines; one that is too long for any event is left out."""
-    rest = b""
-    for piece in source.chunks():
-        lines, end, rest = (rest + piece).rpartition(b"\n")
-        if end:
-            yield from lines.split(b"\n")
-        if len(rest) > LINE_BYTES:
-            rest = b""
-    if rest.strip():
-        yield rest
-
-
 def _decoder() -> Any:
     import msgspec
 
@@ -113,7 +98,7 @@ def _decoder() -> Any:
 def _strings(source: Source, decode: Any) -> dict[int, str]:
     """The table of strings, wherever it stands."""
     found: dict[int, str] = {}
-    for line in _lines(source):
+    for line in source.lines(LINE_BYTES):
         start = line[:20].replace(b" ", b"")
         if not start.startswith(STRINGS):
             continue

@@ -10,6 +10,7 @@ __all__ = [
     "COMM_FLIGHT",
     "COMM_GROUP",
     "COMM_LINK",
+    "COMM_PERF",
     "COMM_RAS",
     "COMM_REPORT",
     "TABLES",
@@ -99,6 +100,27 @@ COMM_RAS = Table(
     ),
 )
 
+COMM_PERF = Table(
+    "comm_perf",
+    "Collectives and sends that NCCL Inspector timed, one row per rank and operation (arrays). Ranks are "
+    "those in the communicator. Attributes: comms (ids), names (of the communicators), ops, timings (texts of the "
+    "columns that hold indices).",
+    (
+        Column("comm", "int", "", "Index into attrs['comms']."),
+        Column("rank", "int", "", "Rank in the communicator."),
+        Column("ranks", "int", "", "Ranks of the communicator; -1 unknown."),
+        Column("op", "int", "", "Index into attrs['ops'] (AllReduce, Send, ...)."),
+        Column("seq", "int", "", "Number of the operation; -1 unknown."),
+        Column("peer", "int", "", "The other side of a send; -1 for collectives. No rule reads it."),
+        Column("bytes", "int", "bytes", "Size of the message; -1 unknown."),
+        Column("exec_s", "float", "s", "Execution time as reported."),
+        Column("bus_gbs", "float", "GB/s", "Bus bandwidth as reported. No rule reads it."),
+        Column("timing", "int", "", "Index into attrs['timings'] (kernel_gpu, kernel_cpu, collective_cpu)."),
+        Column("start_ns", "int", "ns", "First kernel start, epoch (verbose dumps), else -1."),
+        Column("dumped_ns", "int", "ns", "When the record was written, epoch; -1 unknown."),
+    ),
+)
+
 COMM_LINK = Table(
     "comm_link",
     "Transports and faults of links, from NCCL_DEBUG lines.",
@@ -159,6 +181,7 @@ TABLES: tuple[Table, ...] = (
     COMM_GROUP,
     COMM_FLIGHT,
     COMM_RAS,
+    COMM_PERF,
     COMM_LINK,
     A2A_MATRIX,
     A2A_EVENT,

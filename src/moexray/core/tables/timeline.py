@@ -77,8 +77,8 @@ TRACE_MEMORY = Table(
 
 PROFILE_SUM = Table(
     "profile_sum",
-    "Sums of a profiler's report (nsys stats): what took how long, without times; no rule may say from it "
-    "who waited for whom.",
+    "Sums of a profiler's report (nsys stats): what took how long, without times. No rule reads it: sums "
+    "cannot say who waited for whom. `moexray inspect --save` keeps it.",
     (
         Column("kind", "str", "", "kernel, call (of an API), copy (or fill), range (NVTX)."),
         Column("name", "str", "", "Kernel, call, direction of the copy, or range, as written."),

@@ -10,6 +10,8 @@ import math
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from moexray.core.tables.bench import ITERATIONS
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -27,14 +29,12 @@ SPECULATION = ("specDecodingStats", "specDecStats")
 FIELDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "running": (("",), ("numActiveRequests",)),
     "waiting": (("",), ("numQueuedRequests",)),
-    "done": (("",), ("numCompletedRequests",)),
     "scheduled": (BATCHING, ("numScheduledRequests",)),
     "context_requests": (BATCHING, ("numContextRequests",)),
     "paused": (BATCHING, ("numPausedRequests",)),
     "context_tokens": (BATCHING, ("numCtxTokens",)),
     "kv_blocks": (("kvCacheStats",), ("maxNumBlocks",)),
     "kv_used": (("kvCacheStats",), ("usedNumBlocks",)),
-    "hit_ratio": (("kvCacheStats",), ("cacheHitRate",)),
     "reused_blocks": (("kvCacheStats",), ("reusedBlocks",)),
     "missed_blocks": (("kvCacheStats",), ("missedBlocks",)),
     "gpu_bytes": (("",), ("gpuMemUsage",)),
@@ -66,7 +66,7 @@ def iteration_json(document: Any, source: Source, out: Reading) -> bool:
     if bad:
         text = f"{bad} of {len(found)} iterations have no possible latency; they were left out"
         out.problem("input.dirty_table", text, lost=bad, values={"iterations": bad})
-    table = {name: [row[name] for row in rows] for name in rows[0]}
+    table = {name: [row[name] for row in rows] for name in rows[0] if name in ITERATIONS.names}
     out.add_columns("iterations", table, source=source.path, rows=len(rows))
     _steps(rows, source, out)
     return True
