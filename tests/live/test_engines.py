@@ -23,8 +23,8 @@ def folder(tmp_path):
     return path
 
 
-def source(folder, *, trace_of=None, **names):
-    return Engines(Page(), Drain(folder), Names(top=0, **names), trace_of=trace_of)
+def source(folder, *, trace=None, **names):
+    return Engines(Page(), Drain(folder), Names(top=0, **names), trace=trace)
 
 
 def write(ring, step, tokens=16, seed=0):
@@ -139,7 +139,7 @@ def test_gauges_of_the_allocator(folder):
 
 def test_exemplars_only_of_kept_steps(folder):
     kept = itertools.cycle(["", "cd" * 16])
-    engines = source(folder, trace_of=lambda ring, steps: [next(kept) for _ in steps])
+    engines = source(folder, trace=lambda ring, batch: [next(kept) for _ in batch.records])
     ring = Ring(SITES, FACTS, folder=folder)
     ring.step(0, 0, 20 * MS)
     ring.step(1, 0, 40 * MS)

@@ -119,6 +119,8 @@ def _exchange() -> tuple[Panel, ...]:
     job = 'job=~"$job"'
     lost = _sum("increase", "moex_exporter_dropped_total", "signal, reason", job)
     runs = _sum("increase", "moex_hook_runs_total", "outcome", 'job=~".*"')  # of another job
+    traces = _sum("increase", "moex_traces_total", "decision", job)
+    spans = f"histogram_quantile(0.99, sum by (le, span) (rate(moex_span_duration_seconds_bucket[{SPAN}])))"
     versions = f"moex_build_info{{{job}}}"
     return (
         Panel("All-to-all transfer", "s", quantiles("moex_alltoall_duration_seconds")),
@@ -128,6 +130,10 @@ def _exchange() -> tuple[Panel, ...]:
                (runs, "alerts looked into: {{outcome}}"),
                (f"max(moex_exporter_lag_seconds{{{job}}})", "age in s"),
                (f"max(moex_hook_overhead_ratio{{{WHERE}}})", "share of a step spent recording"))),
+        Panel("Traces kept and dropped", "short",
+              ((traces, "{{decision}}"),
+               (f"max(moex_trace_completeness_ratio{{{job}}})", "completeness of kept steps"))),
+        Panel("Spans, before sampling", "s", ((spans, "p99 {{span}}"),), exemplars=True),
         Panel("Versions", "short", ((versions, "{{instance}} {{version}}"),), kind="table"),
     )  # fmt: skip
 

@@ -49,16 +49,16 @@ class Engines:
         drain: Reads the rings.
         names: Labels that win over those of the rings, and how many experts are shown.
         ep_size: EP ranks over which experts lie contiguously; 0 where unknown.
-        trace_of: (ring, records of steps) -> a trace id for each, empty where its trace was not kept.
+        trace: Makes spans of what was read; gives a trace id for each step, empty where it was not kept.
     """
 
     every_s = 0.25  # a ring holds seconds; oftener costs, seldomer loses records
 
     def __init__(
         self, page: Page, drain: Drain, names: Names, *, ep_size: int = 0,
-        trace_of: Callable[[RingReader, NDArray[Any]], list[str]] | None = None,
+        trace: Callable[[RingReader, Batch], list[str]] | None = None,
     ) -> None:  # fmt: skip
-        self.page, self.drain, self.names, self.ep_size, self.trace_of = page, drain, names, ep_size, trace_of
+        self.page, self.drain, self.names, self.ep_size, self.trace = page, drain, names, ep_size, trace
         self._last: dict[Path, _Last] = {}
         self._feeds: dict[tuple[Any, ...], RoutingFeed] = {}
         self._refused = 0
@@ -73,8 +73,9 @@ class Engines:
             scope = self._scope(meta)
             if meta.sites:
                 self._routing(scope, ring, batch)
+            traces = self.trace(ring, batch) if self.trace and meta.sites else []
             if meta.role == "engine" or (meta.engine, meta.model) not in clocks:
-                self._steps(scope, ring, batch)
+                _steps(scope, batch, traces)
             self._health(scope, ring, batch)
             _memory(scope, meta, ring.gauges())
             if ring.path not in self.drain.readers:  # its writer is gone, this was the rest
@@ -112,12 +113,6 @@ class Engines:
         np.add.at(unnamed, site, batch.records["pairs"][calls].astype(np.int64) - counts.sum(axis=1))
         feed.add(new, beyond, unnamed)
 
-    def _steps(self, scope: Scope, ring: RingReader, batch: Batch) -> None:
-        steps = batch.records[batch.records["kind"] == STEP]
-        if len(steps):
-            traces = self.trace_of(ring, steps) if self.trace_of else []
-            observe_steps(scope, ((steps["t1_ns"] - steps["t0_ns"]) * NS).tolist(), traces)
-
     def _health(self, scope: Scope, ring: RingReader, batch: Batch) -> None:
         live = ring.live()
         last = self._last.setdefault(ring.path, _Last(np.zeros((0, 0), np.int64)))
@@ -130,6 +125,12 @@ class Engines:
             scope.set("moex_hook_overhead_ratio", own / steps)
         last.failures, last.own_ns, last.step_ns = live["failures"], live["own_ns"], live["step_ns"]
         self.page.fresh(time.time() - (time.monotonic_ns() - live["beat_ns"]) * NS)
+
+
+def _steps(scope: Scope, batch: Batch, traces: list[str]) -> None:
+    steps = batch.records[batch.records["kind"] == STEP]
+    if len(steps):
+        observe_steps(scope, ((steps["t1_ns"] - steps["t0_ns"]) * NS).tolist(), traces)
 
 
 def _labels(meta: Meta) -> tuple[int | str, ...]:

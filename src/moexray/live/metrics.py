@@ -40,7 +40,9 @@ DROPS = (
     ("series", "ceiling"), ("records", "overwritten"), ("records", "not_recorded"), ("rings", "refused"),
     ("files", "unreadable"), ("samples", "queue_full"), ("samples", "refused"), ("samples", "closed"),
     ("updates", "failed"), ("alerts", "truncated"), ("alerts", "refused"), ("alerts", "queue_full"),
-    ("alerts", "not_stored"),
+    ("alerts", "not_stored"), ("traces", "rate"), ("traces", "evicted"), ("spans", "late"),
+    ("spans", "giant"), ("spans", "queue_full"), ("spans", "not_sent"), ("logs", "not_sent"),
+    ("logs", "queue_full"),
 )  # fmt: skip
 # Verdicts that stop or stretch steps: what may explain a spike. A closed set, so that the label cannot
 # grow; UNKNOWN is a spike that none of them explains.
@@ -176,6 +178,14 @@ def _own() -> tuple[Metric, ...]:
                scoped=False),
         Metric("moex_hook_runs_total", "counter", ("outcome",),
                "Alerts dealt with by moexray hook: done, failed, cooldown.", scoped=False),
+        Metric("moex_traces_total", "counter", ("decision",),
+               "Traces that ended, by why they were kept (error, alert, slo, slow, reference, ratio) or not "
+               "(no, rate).", scoped=False),
+        Metric("moex_trace_completeness_ratio", "gauge", (),
+               "Layer spans made / layer executions of the kept steps, since the start.", scoped=False),
+        Metric("moex_span_duration_seconds", "histogram", ("span", "label", "value"),
+               "Spans of the process, counted before any sampling; label and value from the enrichment "
+               "rules, without both: all spans of the name.", STEP_BUCKETS),
         Metric("moex_exporter_lag_seconds", "gauge", (), "Age of the newest data of the page.", scoped=False),
         Metric("moex_build_info", "gauge", ("version", "schema"), "1; joins versions.", scoped=False),
     )  # fmt: skip

@@ -9,8 +9,10 @@ Source: OpenMetrics 1.0; Prometheus exposition format 0.0.4.
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
+import weakref
 from bisect import bisect_left
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -86,6 +88,7 @@ class Page:
 
     def __init__(self, ceiling: int = CEILING) -> None:
         self.ceiling, self.lock = ceiling, threading.RLock()
+        _pages.add(self)
         self.series = 0
         self._families: dict[str, dict[tuple[str, ...], Series]] = {m.name: {} for m in METRICS}
         self._fresh_s = 0.0
@@ -160,6 +163,17 @@ class Page:
     def _age(self) -> None:
         if self._fresh_s:
             self.own.set("moex_exporter_lag_seconds", max(0.0, time.time() - self._fresh_s))
+
+
+_pages: weakref.WeakSet[Page] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for page in list(_pages):
+        page.lock = threading.RLock()  # another thread of the parent may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Scope:

@@ -20,8 +20,10 @@ from moexray.faces.numbers import counted
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from moexray.live.alerts import AlertState
     from moexray.live.exporter import Source
     from moexray.live.page import Page
+    from moexray.live.spans import StepSpans
 
 __all__ = ["LISTEN", "command", "read_token", "serving", "until_stopped"]
 
@@ -59,6 +61,15 @@ def serving(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--remote-write", metavar="URL", help="Send the page there, too (token: MOEXRAY_REMOTE_TOKEN).")
 @click.option("--remote-every", type=click.FloatRange(0.05), default=10.0, show_default=True,
               help="Seconds between two samples sent.")
+@click.option("--otlp", metavar="URL", help="Send traces of kept steps there by OTLP over HTTP.")
+@click.option("--slo", "slo_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
+              help="Keep steps above it; beside those above the rolling P99, and failed ones.")
+@click.option("--keep-ratio", type=click.FloatRange(0, 1), default=0.0, show_default=True,
+              help="Share of all steps that is kept in any case.")
+@click.option("--alertmanager", metavar="URL", help="Keep every step while an alert of moexray fires there.")
+@click.option("--rules", "rules_file", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE",
+              help="YAML rules that set attributes of spans (docs/live.md).")
+@click.option("--service", default="moexray", show_default=True, help="service.name of the spans.")
 @serving
 def command(
     folder: Path | None, listen: str, top: str, ceiling: int, remote_write: str | None, remote_every: float,
@@ -84,7 +95,8 @@ def command(
             labels = (("job", "moexray"), ("instance", f"{platform.node()}:{os.getpid()}"))
             settings = Settings(remote_write, interval_s=remote_every, token=token, labels=labels)
             remote = RemoteWrite(page, settings)
-        sources = list(_sources(page, folder, _count(top), more))
+        ends: list[Callable[[], None]] = []
+        sources = list(_sources(page, folder, _count(top), more, ends))
         exporter = Exporter(page, sources, listen=listen, token=read_token(token_file), remote=remote)
         exporter.start()
     where = exporter.server.url if exporter.server else ""
@@ -93,9 +105,15 @@ def command(
         say("no running engine has a ring yet; those that come are found (docs/live.md)", err=True)
     until_stopped()
     exporter.close()
+    for end in ends:
+        end()
 
 
-def _sources(page: Page, folder: Path | None, top: int, more: dict[str, Any]) -> Iterator[Source]:
+def _sources(
+    page: Page, folder: Path | None, top: int, more: dict[str, Any], ends: list[Callable[[], None]]
+) -> Iterator[Source]:
+    """What the options ask for; `ends` gets what is to be called at the end."""
+    from moexray.live.alerts import AlertState
     from moexray.live.drain import Drain
     from moexray.live.engines import Engines
     from moexray.live.folder import Folder, Names
@@ -105,7 +123,28 @@ def _sources(page: Page, folder: Path | None, top: int, more: dict[str, Any]) ->
     if folder:
         yield Watch(Folder(page, folder, names), more["every_s"])
     if more["attach"] or more["rings"] or not folder:
-        yield Engines(page, Drain(more["rings"]), names, ep_size=more["ep_size"])
+        alerts = AlertState(more["alertmanager"]) if more["alertmanager"] else None
+        if alerts:
+            yield alerts
+        trace = _spans(page, more, alerts, ends) if more["otlp"] else None
+        yield Engines(page, Drain(more["rings"]), names, ep_size=more["ep_size"], trace=trace)
+    elif more["otlp"]:
+        raise UsageError("--otlp sends steps of running engines", hint="leave DIR out, or add --attach")
+
+
+def _spans(
+    page: Page, more: dict[str, Any], alerts: AlertState | None, ends: list[Callable[[], None]]
+) -> StepSpans:
+    from moexray.live.enrich import read_rules
+    from moexray.live.otlp import provider
+    from moexray.live.sampling import Decider, Keep
+    from moexray.live.spans import StepSpans
+
+    enrich = read_rules(more["rules_file"]) if more["rules_file"] else None
+    made = provider(more["otlp"], page, more["service"])
+    ends.append(made.shutdown)
+    decide = Decider(Keep(ratio=more["keep_ratio"], slo_s=more["slo_s"]), alerts)
+    return StepSpans(made.get_tracer("moexray"), page, decide, enrich=enrich)
 
 
 def _count(top: str) -> int:

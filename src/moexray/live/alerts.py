@@ -1,0 +1,51 @@
+"""Whether an alert fires now, asked of Alertmanager: while one does, every step's trace is worth keeping."""
+
+from __future__ import annotations
+
+import json
+import logging
+import urllib.parse
+import urllib.request
+
+from moexray.core.errors import UsageError
+
+__all__ = ["AlertState"]
+
+MAX_REPLY = 1 << 22  # bytes
+
+_log = logging.getLogger(__name__)
+
+
+class AlertState:
+    """A source of the exporter that knows whether one of our alerts is active.
+
+    Args:
+        url: Of Alertmanager.
+
+    Raises:
+        UsageError: it is no address of the web.
+    """
+
+    every_s = 5.0
+
+    def __init__(self, url: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise UsageError(f"{url} is no address of an Alertmanager", hint="e.g. http://127.0.0.1:9093")
+        wanted = [("active", "true"), ("silenced", "false"), ("inhibited", "false"),
+                  ("filter", 'alertname=~"Moex.*"'), ("filter", 'alertname!~"MoexTelemetry.*"')]  # fmt: skip
+        self._url = f"{url.rstrip('/')}/api/v2/alerts?{urllib.parse.urlencode(wanted)}"
+        self.active = False
+
+    def __call__(self) -> bool:
+        """Whether one fired when last asked."""
+        return self.active
+
+    def update(self) -> None:
+        """Asks; an Alertmanager that does not answer counts as quiet."""
+        try:
+            with urllib.request.urlopen(self._url, timeout=2) as answer:  # noqa: S310
+                self.active = bool(json.loads(answer.read(MAX_REPLY)))
+        except (OSError, ValueError) as why:
+            if self.active:
+                _log.warning("Alertmanager does not answer (%s)", why)
+            self.active = False

@@ -1,0 +1,175 @@
+"""Traces on their way out: a bounded queue, sent by OTLP over HTTP, every loss counted.
+
+The SDK's own batch processor loses spans in silence when its queue is full or its receiver away; this one is
+the same with counters, and survives a fork.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import weakref
+from collections import deque
+from typing import TYPE_CHECKING, Any
+
+from moexray.core.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from moexray.live.page import Page
+
+__all__ = ["Outbox", "SpanOut", "provider", "require"]
+
+MOST = 8_192  # waiting: 130 kept steps of 62 spans
+BATCH = 512  # of one request, as the SDK's default
+
+
+class Outbox:
+    """Sends items in batches from a thread of its own.
+
+    Args:
+        send: Called with a batch; True if it was taken. It may retry by itself, within bounds.
+        page: Where losses are counted.
+        signal: spans or logs.
+        most: Items that wait; beyond, new ones are lost.
+    """
+
+    def __init__(self, send: Callable[[list[Any]], bool], page: Page, signal: str, most: int = MOST) -> None:
+        self.send, self.page, self.signal, self.most = send, page, signal, most
+        self.sent = 0
+        self._begin()
+        _boxes.add(self)
+
+    def _begin(self) -> None:
+        """Anew, also in a forked child: what waited there is the parent's to send."""
+        self._items: deque[Any] = deque()
+        self._change = threading.Condition()
+        self._busy = self._end = False
+        self._thread: threading.Thread | None = None
+
+    def put(self, item: Any) -> None:
+        """Takes an item, or counts it as lost; never waits."""
+        with self._change:
+            if self._end or len(self._items) >= self.most:
+                self.page.drop(self.signal, "queue_full")
+                return
+            self._items.append(item)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._sending, daemon=True)
+                self._thread.start()
+            self._change.notify_all()
+
+    def flush(self, seconds: float = 5.0) -> bool:
+        """Waits until all is sent; whether it was."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._items and not self._busy, seconds)
+
+    def close(self, seconds: float = 5.0) -> None:
+        """Sends what waits, within this time; the rest is counted as lost."""
+        self.flush(seconds)
+        with self._change:
+            self._end = True
+            if self._items:
+                self.page.drop(self.signal, "not_sent", len(self._items))
+                self._items.clear()
+            self._change.notify_all()
+
+    def _sending(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._items or self._end)
+                if self._end:
+                    return
+                batch = [self._items.popleft() for _ in range(min(BATCH, len(self._items)))]
+                self._busy = True
+            try:
+                taken = self.send(batch)
+            except Exception:  # noqa: BLE001  # a broken exporter must not end the thread
+                taken = False
+            with self._change:
+                self._busy = False
+                if taken:
+                    self.sent += len(batch)
+                else:
+                    self.page.drop(self.signal, "not_sent", len(batch))
+                self._change.notify_all()
+
+
+_boxes: weakref.WeakSet[Outbox] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for box in list(_boxes):
+        box._begin()  # noqa: SLF001 - this module's own class
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
+class SpanOut:
+    """The last span processor: puts finished spans into an outbox."""
+
+    def __init__(self, exporter: Any, page: Page, most: int = MOST) -> None:
+        from opentelemetry.sdk.trace.export import SpanExportResult
+
+        self.exporter = exporter
+        taken = SpanExportResult.SUCCESS
+        self.box = Outbox(lambda spans: exporter.export(spans) is taken, page, "spans", most)
+
+    def on_start(self, span: Any, parent_context: Any = None) -> None:
+        """Nothing to do yet."""
+
+    def _on_ending(self, span: Any) -> None:
+        """Nothing to do yet."""
+
+    def on_end(self, span: Any) -> None:
+        """Takes a finished span."""
+        self.box.put(span)
+
+    def shutdown(self) -> None:
+        """Sends what waits."""
+        self.box.close()
+        self.exporter.shutdown()
+
+    def force_flush(self, timeout_millis: int = 30_000) -> bool:
+        """Waits until all is sent."""
+        return self.box.flush(timeout_millis / 1000)
+
+
+def require() -> None:
+    """Tells that the SDK is missing.
+
+    Raises:
+        UsageError: it is.
+    """
+    try:
+        import opentelemetry.exporter.otlp.proto.http
+        import opentelemetry.sdk.trace  # noqa: F401
+    except ImportError as why:
+        raise UsageError("traces need OpenTelemetry's SDK", hint="pip install 'moexray[live]'") from why
+
+
+def provider(url: str, page: Page, service: str = "moexray") -> Any:
+    """A TracerProvider that sends what it is given by OTLP over HTTP and samples nothing away.
+
+    Args:
+        url: Of the receiver, without /v1/traces.
+        page: Counts losses.
+        service: service.name of the spans; the job of the metrics.
+
+    Raises:
+        UsageError: the SDK is missing, or the address is not of the web.
+    """
+    require()
+    if not url.startswith(("http://", "https://")):
+        raise UsageError(f"{url} is no address to send to", hint="e.g. http://127.0.0.1:4318")
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
+    made = TracerProvider(ALWAYS_ON, Resource.create({"service.name": service}), shutdown_on_exit=False)
+    exporter = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=10)
+    made.add_span_processor(SpanOut(exporter, page))  # type: ignore[arg-type, unused-ignore]
+    return made

@@ -1,0 +1,182 @@
+"""Spans of engine steps and their layers, made after the fact and only for steps that are kept.
+
+The engine records numbers into its ring; a step's spans are built from them once it has ended and was found
+worth keeping (live/sampling.py). A step that never ended, as its forward raised, counts as an error.
+
+Glossary: *completeness* is the layer spans made over the layer executions of the kept steps; what is missing
+was overwritten in the ring before it was read.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from moexray.live.drain import ROUTER, STEP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from numpy.typing import NDArray
+    from opentelemetry.trace import Link, Span, Tracer
+
+    from moexray.live.drain import Batch, Meta, RingReader
+    from moexray.live.enrich import Enricher
+    from moexray.live.page import Page
+    from moexray.live.sampling import Decider
+
+__all__ = ["StepSpans"]
+
+NS = 1e-9
+PENDING = 4  # steps whose records are held until their end; older ones never ended
+
+
+@dataclass(slots=True)
+class _Open:
+    """Records of a ring whose step has not ended, and how often each graph was replayed."""
+
+    records: NDArray[Any] | None = None
+    counts: NDArray[np.uint32] | None = None
+    replays: dict[int, int] = field(default_factory=dict)
+
+
+class StepSpans:
+    """Makes the spans of one exporter.
+
+    Args:
+        tracer: Of OpenTelemetry; its provider samples nothing away.
+        page: Counts what was kept and lost.
+        decider: What is kept.
+        enrich: Sets further attributes; None for none.
+        links_of: (ring, step number) -> links to the spans of the requests that the step served.
+    """
+
+    def __init__(
+        self, tracer: Tracer, page: Page, decider: Decider, *, enrich: Enricher | None = None,
+        links_of: Callable[[Meta, int], Sequence[Link]] | None = None,
+    ) -> None:  # fmt: skip
+        self.tracer, self.page, self.decider, self.enrich = tracer, page, decider, enrich
+        self.links_of = links_of
+        self.made = self.executions = 0
+        self._open: dict[Path, _Open] = {}
+
+    def __call__(self, ring: RingReader, batch: Batch) -> list[str]:
+        """Makes the spans of the steps that ended in this batch.
+
+        Returns:
+            A trace id for each STEP record in its order; empty where the step was not kept.
+        """
+        state = self._open.setdefault(ring.path, _Open())
+        records, counts = batch.records, batch.counts
+        if state.records is not None and state.counts is not None:
+            records = np.concatenate([state.records, records])
+            counts = np.concatenate([state.counts, counts])
+        ids = []
+        left = records["kind"] == ROUTER
+        for end in np.flatnonzero(records["kind"] == STEP).tolist():
+            step = records[end]
+            rows = np.flatnonzero(left[:end])
+            number = records["step"][rows]
+            older, mine = rows[number < step["step"]], rows[number == step["step"]]
+            self._unended(ring, records[older], counts[older], state)
+            ids.append(self._one(ring, step, records[mine], counts[mine], state))
+            left[older] = left[mine] = False
+        state.records, state.counts = records[left], counts[left]
+        self._bound(ring, state)
+        if ring.alive() is False:
+            self._unended(ring, state.records, state.counts, state)
+            self._open.pop(ring.path, None)
+        if self.executions:
+            self.page.own.set("moex_trace_completeness_ratio", self.made / self.executions)
+        return ids
+
+    def _bound(self, ring: RingReader, state: _Open) -> None:
+        """Steps of which later ones were seen have not ended and will not; the newest PENDING may."""
+        if state.records is None or state.counts is None or not len(state.records):
+            return
+        steps = np.unique(state.records["step"])
+        if len(steps) > PENDING:
+            old = state.records["step"] <= steps[-PENDING - 1]
+            self._unended(ring, state.records[old], state.counts[old], state)
+            state.records, state.counts = state.records[~old], state.counts[~old]
+
+    def _unended(
+        self, ring: RingReader, records: NDArray[Any], counts: NDArray[np.uint32], state: _Open
+    ) -> None:
+        for number in np.unique(records["step"]).tolist():
+            mine = records["step"] == number
+            first = records[mine]
+            step = first[-1].copy()
+            step["t0_ns"], step["graph"] = first["t0_ns"].min(), 0
+            self._one(ring, step, first, counts[mine], state, error="the step did not end")
+
+    def _one(
+        self, ring: RingReader, step: Any, layers: NDArray[Any], counts: NDArray[np.uint32], state: _Open,
+        error: str = "",
+    ) -> str:  # fmt: skip
+        for graph in {int(g) for g in layers["graph"]} - {0}:
+            state.replays[graph] = state.replays.get(graph, -1) + 1
+        trace_id = random.getrandbits(128)  # only decides the head ratio, before there is a span
+        seconds = float(step["t1_ns"] - step["t0_ns"]) * NS
+        reason = self.decider(trace_id, seconds, error=bool(error))
+        self.page.own.add("moex_traces_total", 1, reason)
+        if reason == "rate":
+            self.page.drop("traces", "rate")
+        if reason in ("rate", "no"):
+            return ""
+        self.executions += max(len(layers), len(ring.meta.sites))
+        self.made += len(layers)
+        return self._spans(ring.meta, step, layers, counts, state, (reason, error))
+
+    def _spans(
+        self, meta: Meta, step: Any, layers: NDArray[Any], counts: NDArray[np.uint32], state: _Open,
+        why: tuple[str, str],
+    ) -> str:  # fmt: skip
+        from opentelemetry.context import Context
+        from opentelemetry.trace import Status, StatusCode, format_trace_id, set_span_in_context
+
+        begin, end = (int(meta.wall(step[k])) for k in ("t0_ns", "t1_ns"))
+        about: dict[str, Any] = {
+            "moex.step": int(step["step"]), "moex.tokens": int(step["rows"]), "moex.kept": why[0],
+            "moex.model": meta.model, "moex.engine": meta.engine,
+            **({} if meta.rank is None else {"moex.rank": meta.rank}),
+        }  # fmt: skip
+        links = list(self.links_of(meta, int(step["step"]))) if self.links_of else []
+        root = self.tracer.start_span("moex.step", Context(), attributes=about, links=links, start_time=begin)
+        self._enrich(root, "moex.step", about, (end - begin) * NS)
+        if why[1]:
+            root.set_status(Status(StatusCode.ERROR, why[1]))
+        inside = set_span_in_context(root, Context())
+        for record, tokens in zip(layers, counts, strict=True):
+            first, last = (int(meta.wall(record[k])) for k in ("t0_ns", "t1_ns"))
+            facts = _facts(meta, record, tokens, state.replays)
+            child = self.tracer.start_span("moex.layer", inside, attributes=facts, start_time=first)
+            self._enrich(child, "moex.layer", facts, (last - first) * NS)
+            child.end(last)
+        root.end(end)
+        return format_trace_id(root.get_span_context().trace_id)
+
+    def _enrich(self, span: Span, name: str, facts: dict[str, Any], seconds: float) -> None:
+        if self.enrich:
+            added, _ = self.enrich(name, "internal", facts, seconds)
+            span.set_attributes(added)
+
+
+def _facts(meta: Meta, record: Any, tokens: NDArray[np.uint32], replays: dict[int, int]) -> dict[str, Any]:
+    """Attributes of a layer's span."""
+    facts: dict[str, Any] = {
+        "moex.step": int(record["step"]), "moex.layer": int(record["layer"]),
+        "moex.tokens": int(record["rows"]), "moex.choices": int(record["pairs"]),
+        "moex.cuda.stream_id": int(record["stream"]),
+        "moex.router": meta.sites[record["site"]].path,
+    }  # fmt: skip
+    if graph := int(record["graph"]):
+        facts |= {"moex.cuda.graph_id": graph, "moex.graph.replay_index": replays[graph]}
+    if total := int(tokens.sum()):
+        hot = int(tokens.argmax())
+        facts |= {"moex.expert.hot": hot, "moex.expert.hot_share": float(tokens[hot]) / total}
+    return facts
