@@ -31,7 +31,7 @@ class Exhibit:
     """One function `(run: Run) -> list[dict]` whose result is shown beside the findings.
 
     Args:
-        name: Key of the diagnosis document: ledger, waits, balance, series, spans, memory_map.
+        name: Key of the diagnosis document: seen, ledger, waits, balance, series, spans, memory_map.
         function: "moexray.diagnose.memory.oom_ledger:ledger".
         needs: It runs if at least one of these tables holds anything.
     """
@@ -220,6 +220,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 EXHIBITS: tuple[Exhibit, ...] = (
+    Exhibit("seen", "moexray.diagnose.serving.seen:seen", ("launch", *LOAD)),
     Exhibit("ledger", "moexray.diagnose.memory.snapshot_exhibits:ledger", ("snapshot",)),
     Exhibit("series", "moexray.diagnose.memory.snapshot_exhibits:series", ("snapshot_events",)),
     Exhibit("memory_map", "moexray.diagnose.memory.snapshot_exhibits:maps", ("snapshot",)),

@@ -49,9 +49,16 @@ VICTIMS = frozenset({"comm.timeout_near", "comm.no_progress"})  # their rank is 
 
 
 def unique(findings: Iterable[Finding]) -> list[Finding]:
-    """Keeps one finding per id and subject (rank, device, layer): the most certain one."""
+    """Keeps one finding per id and subject (rank, device, layer): the most certain one.
+
+    A question is dropped where another input answered it: the same id is found for certain.
+    """
+    findings = list(findings)
     best: dict[tuple[object, ...], Finding] = {}
+    answered = {f.id for f in findings if not f.cannot_tell}
     for f in findings:
+        if f.cannot_tell and f.id in answered:
+            continue
         s = f.subject
         key = (f.id, s.rank, s.device, s.layer)
         if key not in best or f.confidence > best[key].confidence:

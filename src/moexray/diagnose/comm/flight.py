@@ -13,6 +13,7 @@ from moexray.analyse.comm import ranks_text
 from moexray.analyse.comm_flight import recorders
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
+from moexray.diagnose.comm.flight_late import late_launches
 from moexray.diagnose.comm.flight_sizes import sizes
 from moexray.diagnose.comm.flight_skew import divergence
 from moexray.diagnose.comm.near import near_timeout
@@ -34,7 +35,10 @@ def recorder(run: Run, limits: Limits) -> list[Finding]:
     """All verdicts of one set of dumps; the first set that shows a fault speaks for its ids."""
     found: list[Finding] = []
     for dumps in recorders(run):
-        mine = [*_positions(dumps, run), *sizes(dumps), *near_timeout(dumps, run, limits)]
+        stuck = _positions(dumps, run)
+        mine = [*stuck, *sizes(dumps), *near_timeout(dumps, run, limits)]
+        if not stuck:  # else the numbers of the ranks may not belong together
+            mine += late_launches(dumps, run, limits)
         suspects = {r for f in mine if f.id == "comm.missing_rank" for r in dumps.absent}
         mine += _rank_set(dumps, suspects)
         alone = run.present <= {"comm_flight", "comm_group"} and all(f.severity == "info" for f in mine)
@@ -42,7 +46,8 @@ def recorder(run: Run, limits: Limits) -> list[Finding]:
             f if alone or f.id != "a2a.uneven_is_legal" else replace(f, id="not:a2a.count_mismatch")
             for f in mine
         ]
-        found += [f for f in mine if f.id not in {g.id for g in found}]
+        said = {f.id for f in found}
+        found += [f for f in mine if f.id not in said]
     return found
 
 

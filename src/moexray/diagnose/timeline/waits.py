@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.analyse.timeline import KERNEL, Cover
+from moexray.analyse.timeline import KERNEL
 from moexray.analyse.timeline_comm import op_name
 from moexray.analyse.timeline_late import late_ranks, slow_columns, waited
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.pattern import lazy
 from moexray.core.remedies import remedy
+from moexray.diagnose.timeline.untold import absent, one_rank
+from moexray.diagnose.timeline.work import uneven_work
 
 if TYPE_CHECKING:
     from moexray.analyse.timeline import Profile
@@ -51,13 +53,13 @@ def waits(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
     c = capture.collectives
     near = _timeout(run, capture.usable, limits)
     if len(capture.usable) == 1:
-        return [*_one_rank(capture.usable[0], limits), *near]
+        return [*one_rank(run, capture.usable[0], limits), *near]
     if not len(c):
         return near
     t = limits.timeline
     late = late_ranks(c, t.lateness_ratio, t.burst_steps, t.lone_factor)
-    found = [_straggler(c, x, limits) for x in late] or _absent(c, limits)
-    return [*found, *_slow(c, limits), *near]
+    found = [_straggler(c, x, limits) for x in late] or absent(run, c, limits)
+    return [*found, *uneven_work(run, c, late), *_slow(c, limits), *near]
 
 
 def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
@@ -255,79 +257,6 @@ def _limit_in_force(run: Run, limits: Limits) -> tuple[float, str]:
         if value > 0:
             return value, f"{row['key']} in {row['source']}"
     return limits.comm.default_timeout_s, DEFAULT
-
-
-def _absent(c: Collectives, limits: Limits) -> list[Finding]:
-    """A question: all ranks that are there wait equally long, and members of the group are missing."""
-    columns = np.flatnonzero(~c.complete)
-    if not len(columns) or not np.isfinite(c.step_ns):
-        return []
-    worlds = [p.world_size for p in c.profiles if p.world_size]
-    missing = sorted(set(range(max(worlds, default=0))) - {p.rank for p in c.profiles if p.rank is not None})
-    usual = float(np.median(c.transfer[columns]))
-    longest = float(c.transfer[columns].max())
-    if longest < limits.timeline.burst_steps * max(c.step_ns, usual):
-        return []
-    who = ", ".join(f"rank {r}" for r in missing[:8]) or "a rank that is not here"
-    values = {"shortest_ms": longest / MS, "median_ms": usual / MS, "step_ms": c.step_ns / MS}
-    return [
-        Finding(
-            id="comm.straggler_wait",
-            severity="info",
-            confidence=0.45,
-            claim=(
-                f"All {len(c.profiles)} traced ranks sit up to {longest / MS:.4g} ms in one collective "
-                f"(median {usual / MS:.3g} ms). Whether {who} came late or the transfer took that long, "
-                "these traces cannot tell."
-            ),
-            value=longest / 1e9,
-            limit=limits.timeline.burst_steps * c.step_ns / 1e9,
-            unit="s",
-            evidence=(Evidence(c.profiles[0].source, "shortest duration over ranks", pairs(values)),),
-            settle_with=tuple(f"trace of rank {r}" for r in missing[:8]) or ("traces of the other ranks",),
-            cost=longest / 1e9,
-        )
-    ]
-
-
-def _one_rank(profile: Profile, limits: Limits) -> list[Finding]:
-    """A question, not a verdict: one rank alone cannot separate waiting from transfer."""
-    if not len(profile.comm_rows) or (profile.world_size or 2) < 2:
-        return []
-    start, end = profile.start[profile.comm_rows], profile.end[profile.comm_rows]
-    own = Cover(start, end)
-    exposed = own.end - own.start - profile.compute.within(own.start, own.end)
-    begin, stop = profile.window
-    share = float(exposed.sum() / max(1, stop - begin))
-    step = profile.steps.median_ns
-    long = float((end - start).max())
-    burst = np.isfinite(step) and long > limits.timeline.burst_steps * step
-    if share < limits.timeline.exposed_ratio and not burst:
-        return []
-    values = {
-        "communication_ratio": share, "longest_ms": long / MS, "collectives": len(start),
-        "median_ms": float(np.median(end - start)) / MS, "step_ms": step / MS if np.isfinite(step) else None,
-    }  # fmt: skip
-    return [
-        Finding(
-            id="comm.straggler_wait",
-            severity="info",
-            confidence=0.4,
-            claim=(
-                f"{profile.who} spends {share:.0%} of its time in collectives without computing (longest "
-                f"{long / MS:.3g} ms). From this rank alone it cannot be told whether it waits for "
-                f"another rank "
-                "or the transfer takes that long."
-            ),
-            subject=Subject(rank=profile.rank),
-            value=share,
-            limit=limits.timeline.exposed_ratio,
-            unit="ratio",
-            evidence=(Evidence(profile.source, profile.who, pairs(values)),),
-            settle_with=("a trace of at least one other rank of the same steps",),
-            cost=float(exposed.sum()) / 1e9,
-        )
-    ]
 
 
 def late_table(c: Collectives) -> list[dict[str, object]]:
