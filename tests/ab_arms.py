@@ -1,10 +1,10 @@
-"""Simulated arms for the A/B tests: latencies of many shapes, and a trial's slots made of them."""
+"""Simulated arms for the A/B tests: latencies of many shapes, and a trial's turns made of them."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from moexray.verify.ab import Slot, places
+from moexray.verify.ab import Turn, places
 
 BASE_S = 0.05
 
@@ -55,14 +55,14 @@ SHAPES = {
 }
 
 
-def quads(shape, seed, count=60, per_slot=100, shift=0.0):
+def quads(shape, seed, count=60, per_turn=100, shift=0.0):
     """The quads of a trial in which B is A plus a shift; one stream of latencies, labels by the schedule."""
     rng = np.random.default_rng([seed, 7])
-    values = SHAPES[shape](rng, count * 4 * per_slot).reshape(count * 4, per_slot)
-    slots = []
+    values = SHAPES[shape](rng, count * 4 * per_turn).reshape(count * 4, per_turn)
+    turns = []
     for i, place in enumerate(places(count, seed)):
         value = values[i] + (shift if place.arm == "B" else 0.0)
-        slots.append(Slot(place, float(i), i + np.linspace(0, 0.99, per_slot), value))
-        if len(slots) == 4:
-            yield slots
-            slots = []
+        turns.append(Turn(place, float(i), i + np.linspace(0, 0.99, per_turn), value))
+        if len(turns) == 4:
+            yield turns
+            turns = []

@@ -13,7 +13,7 @@ from moexray.faces.cli.ab import margin_of
 from moexray.faces.cli.main import main
 from moexray.verify.ab import Margin, trial
 
-FAST = ["--slot", "0.1", "--rate", "100", "--settle", "0", "--max-tokens", "2", "--alpha", "0.5", "--quads", "8", "--quiet"]
+FAST = ["--turn", "0.1", "--rate", "100", "--settle", "0", "--max-tokens", "2", "--alpha", "0.5", "--quads", "8", "--quiet"]
 GET = "import sys, urllib.request; urllib.request.urlopen(sys.argv[1]).read()"
 
 
@@ -69,7 +69,7 @@ def test_a_server_that_refuses_everything_is_worse():
     with FakeServer() as a, FakeServer(mode="refuse") as b:
         found = _run("--a", a.url, "--b", b.url, *FAST)
     assert found.exit_code == 1
-    assert "B is worse: errors of a slot" in found.stdout
+    assert "B is worse: errors of a turn" in found.stdout
     assert "failed requests: 0 in A" in found.stdout
 
 

@@ -122,9 +122,8 @@ def _series(run: Run) -> Iterator[tuple[str, NDArray[np.float64], dict[str, floa
     for b in run.batches("gaps"):
         yield "itl", np.asarray(b.columns["gap_s"], float), {}
     for b in run.batches("requests"):
-        order = slice(None)
-        if "arrival_s" in b.columns:
-            order = np.argsort(np.asarray(b.columns["arrival_s"], float), kind="stable")
+        rows = len(next(iter(b.columns.values())))
+        order = np.argsort(np.asarray(b.columns.get("arrival_s", range(rows)), float), kind="stable")
         shape = {}
         if "output_tokens" in b.columns:
             tokens = np.asarray(b.columns["output_tokens"], float)

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ab_arms import SHAPES, quads
-from moexray.verify.ab import Margin, Place, Shift, Slot, Watch
+from moexray.verify.ab import Margin, Place, Shift, Turn, Watch
 
 ALPHA = 0.05
 
@@ -105,15 +105,15 @@ def test_too_few_quads_bound_nothing():
     assert (found.low, found.high) == (None, None)
 
 
-def _slot(place, errors, n=20):
-    return Slot(place, 0.0, np.linspace(0, 0.9, n), np.full(n, 0.01), errors=errors)
+def _turn(place, errors, n=20):
+    return Turn(place, 0.0, np.linspace(0, 0.9, n), np.full(n, 0.01), errors=errors)
 
 
 def test_an_arm_that_answers_nothing_is_worse():
     watch = Watch(("p50", "p99", "errors"), Margin(0.005), ALPHA)
     for q in range(20):
         order = "ABBA" if q % 2 else "BAAB"
-        quad = [_slot(Place(q, a, control=False), 20 * (a == "B"), 20 * (a == "A")) for a in order]
+        quad = [_turn(Place(q, a, control=False), 20 * (a == "B"), 20 * (a == "A")) for a in order]
         verdict = watch.add(quad)
         if verdict == "worse":
             break

@@ -5,7 +5,7 @@ import pytest
 
 from moexray.core.errors import UsageError
 from moexray.core.limits.ab import AbLimits
-from moexray.verify.ab import Margin, Mark, Plan, Slot, document, places, result, run_trial, steps
+from moexray.verify.ab import Margin, Mark, Plan, Turn, document, places, result, run_trial, steps
 
 QUIET = Plan(quads=30, noisy="mark", limits=AbLimits(1e9, 1e9, 1e9))
 
@@ -13,22 +13,22 @@ QUIET = Plan(quads=30, noisy="mark", limits=AbLimits(1e9, 1e9, 1e9))
 class System:
     """A live system with two settings; B may be slower."""
 
-    def __init__(self, slower=0.0, *, per_slot=40, control=0.0):
+    def __init__(self, slower=0.0, *, per_turn=40, control=0.0):
         self.rng = np.random.default_rng(5)
-        self.setting, self.switches, self.slots = None, [], 0
-        self.slower, self.per_slot, self.control = slower, per_slot, control
+        self.setting, self.switches, self.turns = None, [], 0
+        self.slower, self.per_turn, self.control = slower, per_turn, control
 
     def switch(self, setting):
         self.setting = setting
         self.switches.append(setting)
 
     def sample(self, place):
-        self.slots += 1
+        self.turns += 1
         extra = self.slower * (self.setting == "B")
         extra += self.control * (place.control and place.arm == "B")
-        value = self.rng.normal(0.05 + extra, 0.002, self.per_slot)
-        start = float(self.slots)
-        return Slot(place, start, start + np.linspace(0, 0.99, self.per_slot), value)
+        value = self.rng.normal(0.05 + extra, 0.002, self.per_turn)
+        start = float(self.turns)
+        return Turn(place, start, start + np.linspace(0, 0.99, self.per_turn), value)
 
 
 def _plan(**changes):
@@ -61,7 +61,7 @@ def test_a_slower_b_is_rolled_back_once_and_left_so():
     assert trial.stopped
     assert trial.decision.verdict == "worse"
     # the callback owns the way back: nothing is switched after it
-    assert len(trial.slots) < 4 * 30
+    assert len(trial.turns) < 4 * 30
     after = list(system.switches)
     assert document(trial, result(trial))["rollback"]["after_quads"] == calls[0].quads
     assert system.switches == after
@@ -112,7 +112,7 @@ def test_an_error_in_the_middle_leaves_a():
     system = System()
 
     def sample(place):
-        if system.slots == 9:
+        if system.turns == 9:
             raise OSError("connection refused")
         return system.sample(place)
 
@@ -143,8 +143,8 @@ def test_on_a_noisy_machine_processor_time_still_decides(tmp_path):
     system = System()
 
     def sample(place):
-        slot = system.sample(place)
-        return Slot(place, slot.start_s, slot.at_s, slot.value_s, cpu_s=slot.value_s)
+        turn = system.sample(place)
+        return Turn(place, turn.start_s, turn.at_s, turn.value_s, cpu_s=turn.value_s)
 
     trial = run_trial(system.switch, sample, Plan(quads=8, noisy="mark"), proc=tmp_path, cores=2)
     found = {o.figure: o for o in result(trial).outcomes}
@@ -158,12 +158,12 @@ def test_windows_with_a_mark_are_set_aside_and_counted():
     system = System()
 
     def sample(place):
-        slot = system.sample(place)
-        value = slot.value_s.copy()
+        turn = system.sample(place)
+        value = turn.value_s.copy()
         value[:4] += 0.2
-        mark = Mark("compile", slot.start_s, slot.start_s + 0.05)
+        mark = Mark("compile", turn.start_s, turn.start_s + 0.05)
         marks = (mark,) if place.arm == "B" else ()
-        return Slot(place, slot.start_s, slot.at_s, value if marks else slot.value_s, marks=marks)
+        return Turn(place, turn.start_s, turn.at_s, value if marks else turn.value_s, marks=marks)
 
     trial = run_trial(system.switch, sample, _plan())
     told = document(trial, result(trial))
@@ -180,18 +180,18 @@ def test_a_mark_touches_the_windows_it_overlaps():
     place = next(iter(places(1)))
     at = np.array([0.05, 0.15, 0.25, 0.35, 0.45])
     lasted = np.array([0.01, 0.01, 0.01, 0.01, 0.3])
-    slot = Slot(place, 0.0, at, lasted, marks=(Mark("snapshot", 0.12, 0.21),))
-    assert slot.clean().tolist() == [True, False, False, True, False]
-    assert slot.marked() == {"snapshot": 2}
+    turn = Turn(place, 0.0, at, lasted, marks=(Mark("snapshot", 0.12, 0.21),))
+    assert turn.clean().tolist() == [True, False, False, True, False]
+    assert turn.marked() == {"snapshot": 2}
 
 
-def test_gauges_compare_by_slot():
+def test_gauges_compare_by_turn():
     system = System()
 
     def sample(place):
-        slot = system.sample(place)
+        turn = system.sample(place)
         free = 5e9 if system.setting == "B" else 1e9
-        return Slot(place, slot.start_s, slot.at_s, slot.value_s, gauges=(("largest_free_bytes", free),))
+        return Turn(place, turn.start_s, turn.at_s, turn.value_s, gauges=(("largest_free_bytes", free),))
 
     found = {o.figure: o for o in result(run_trial(system.switch, sample, _plan())).outcomes}
     assert found["largest_free_bytes"].verdict == "better"
@@ -201,12 +201,12 @@ def test_gauges_compare_by_slot():
 def test_steps_of_this_process_have_wall_and_processor_time():
     seen = []
     sample = steps(lambda: seen.append(sum(range(2000))), 12, warm=3, gauges=lambda: [("skew", 0.2)])
-    slot = sample(next(iter(places(1))))
+    turn = sample(next(iter(places(1))))
     assert len(seen) == 15
-    assert len(slot.value_s) == len(slot.cpu_s) == 12
-    assert (slot.value_s > 0).all()
-    assert (slot.at_s >= slot.start_s).all()
-    assert slot.gauges == (("skew", 0.2),)
+    assert len(turn.value_s) == len(turn.cpu_s) == 12
+    assert (turn.value_s > 0).all()
+    assert (turn.at_s >= turn.start_s).all()
+    assert turn.gauges == (("skew", 0.2),)
 
 
 def test_a_margin_as_a_share_reaches_the_outcomes():

@@ -23,7 +23,7 @@ from moexray.faces.numbers import human
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from moexray.verify.ab import Margin, Plan, Slot, Trial
+    from moexray.verify.ab import Margin, Plan, Trial, Turn
     from moexray.verify.ab.served import Load
     from moexray.verify.load import Target
 
@@ -48,11 +48,11 @@ EXIT = {"no change": 0, "better": 0, "worse": 1, "cannot tell": 2}
 @click.option("--alpha", type=click.FloatRange(0.0001, 0.5), default=0.05, show_default=True,
               help="Chance that an identical B is called better or worse.")
 @click.option("--quads", type=click.IntRange(6, 10_000), default=24, show_default=True,
-              help="Quads of slots (ABBA or BAAB) at most.")
-@click.option("--slot", "slot_s", type=click.FloatRange(0.1, 600), default=5.0, show_default=True,
-              help="Seconds of a slot.")
+              help="Quads of turns (ABBA or BAAB) at most.")
+@click.option("--turn", "turn_s", type=click.FloatRange(0.1, 600), default=5.0, show_default=True,
+              help="Seconds of a turn.")
 @click.option("--settle", "settle_s", type=click.FloatRange(0, 600), default=0.5, show_default=True,
-              help="Seconds at the start of a slot that do not count.")
+              help="Seconds at the start of a turn that do not count.")
 @click.option("--rate", type=click.FloatRange(0.01, 10_000), default=8.0, show_default=True,
               help="Requests per second, Poisson, sent when due however many are under way.")
 @click.option("--prompts", type=click.Path(dir_okay=False, path_type=Path),
@@ -73,7 +73,7 @@ def command(form: str, save: Path | None, **options: Any) -> None:
     """Compare two settings of a live server, and roll back if the new one is worse.
 
     Either two servers (--a, --b), or one whose setting two commands switch (--url, --switch-a,
-    --switch-b). Slots alternate, ABBA or BAAB by a coin, each fourth quad is A against A. After each quad
+    --switch-b). Turns alternate, ABBA or BAAB by a coin, each fourth quad is A against A. After each quad
     an always-valid test looks; where B is worse by more than the margin, the rollback runs once.
     $OPENAI_API_KEY is sent as bearer token where set.
 
@@ -115,7 +115,7 @@ def margin_of(text: str) -> Margin:
 
 
 def _what(options: dict[str, Any]) -> dict[str, Any]:
-    keys = ("url_a", "url_b", "url", "switch_a", "switch_b", "figure", "rate", "slot_s", "settle_s",
+    keys = ("url_a", "url_b", "url", "switch_a", "switch_b", "figure", "rate", "turn_s", "settle_s",
             "max_tokens")  # fmt: skip
     return {k: options[k] for k in keys}
 
@@ -182,7 +182,7 @@ def _load(options: dict[str, Any]) -> Load:
 
     file = options["prompts"]
     prompts = _read_prompts(file) if file else made_prompts(20_000, 48, options["seed"])
-    keys = ("rate", "slot_s", "settle_s", "figure", "seed")
+    keys = ("rate", "turn_s", "settle_s", "figure", "seed")
     return Load(prompts, **{k: options[k] for k in keys})
 
 
@@ -221,16 +221,16 @@ def _call(text: str) -> None:
                          hint="run it by hand")  # fmt: skip
 
 
-def _progress(plan: Plan, load: Load) -> Callable[[Slot], None]:
-    """Says what will be done, then each slot on one line where somebody watches."""
+def _progress(plan: Plan, load: Load) -> Callable[[Turn], None]:
+    """Says what will be done, then each turn on one line where somebody watches."""
     controls = plan.quads // plan.control_every if plan.control_every else 0
-    longest = human(4 * (plan.quads + controls) * load.slot_s, "s")
+    longest = human(4 * (plan.quads + controls) * load.turn_s, "s")
     say(f"{plan.quads} quads and {controls} of A against A: about {longest}, and what answers take", err=True)
     shown = sys.stderr.isatty()
 
-    def watch(slot: Slot) -> None:
+    def watch(turn: Turn) -> None:
         if shown:
-            values, place = sorted(slot.value_s), slot.place
+            values, place = sorted(turn.value_s), turn.place
             typical = human(float(values[len(values) // 2]), "s") if values else "no answer"
             of = "A of A/A" if place.control else place.arm
             click.echo(f"\r\x1b[Kquad {place.quad + 1}, {of}: {load.figure} {typical}", nl=False, err=True)

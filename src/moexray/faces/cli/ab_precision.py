@@ -118,7 +118,7 @@ def _text(d: dict[str, Any], most: float) -> str:
     titles = ("weights L2", "worst", "output L2", "saturated", "subnormal")
     out = [
         f"loss of the next token: {' -> '.join(sides)} nats, {change}: {_said(loss)} ({loss['pairs']} rows)",
-        f"output: {d['logits_relative_l2']:.2%} error (L2); {d['top1_changed']:.2%} of the likeliest tokens change",
+        f"output: {d['logits_relative_l2']:.2%} error (L2); likeliest token changed: {d['top1_changed']:.2%}",
         "",
         f"{'layer':<44}{'format':>7}" + "".join(f"{t:>12}" for t in titles),
     ]

@@ -102,7 +102,7 @@ def _headline(d: Mapping[str, Any]) -> str:
     unit = "" if is_share or name == "errors" else "s"
     amount = span(i, unit, signed=True)
     rate = f"{quads}, false alarms at most {d['plan']['alpha']:.2g}"
-    return f"B is {verdict}: {name} of a slot {amount}, margin {_margin(d)} ({rate})"
+    return f"B is {verdict}: {name} of a turn {amount}, margin {_margin(d)} ({rate})"
 
 
 def _margin(d: Mapping[str, Any]) -> str:
@@ -113,7 +113,7 @@ def _margin(d: Mapping[str, Any]) -> str:
 def _legend(d: Mapping[str, Any]) -> list[str]:
     pairs = d["outcomes"][0]["pairs"] if d["outcomes"] else 0
     over = counted(pairs, "pair")
-    return ["", f"intervals: 95 %, bootstrap over {over} of neighbouring slots; max: of a slot, mean of all"]
+    return ["", f"intervals: 95 %, bootstrap over {over} of neighbouring turns; max: of a turn, mean of all"]
 
 
 def check_text(d: Mapping[str, Any]) -> str:

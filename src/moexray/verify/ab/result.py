@@ -13,7 +13,7 @@ from moexray.verify.ab.stats import LEAST_PAIRS, paired_means, paired_outcomes
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from moexray.verify.ab.schedule import Slot
+    from moexray.verify.ab.schedule import Turn
     from moexray.verify.ab.sequence import Decision
     from moexray.verify.ab.trial import Trial
 
@@ -43,8 +43,8 @@ class Result:
 
 def result(trial: Trial) -> Result:
     """Makes the figures of a trial; wall-clock verdicts are withheld where the machine was noisy."""
-    tests = [s for s in trial.slots if not s.place.control]
-    controls = [s for s in trial.slots if s.place.control]
+    tests = [s for s in trial.turns if not s.place.control]
+    controls = [s for s in trial.turns if s.place.control]
     outcomes = _outcomes(trial, tests, clean=True)
     with_marked = _outcomes(trial, tests, clean=False)
     marked = _marked(tests)
@@ -80,8 +80,8 @@ def document(trial: Trial, figures: Result) -> dict[str, Any]:
             "quads": plan.quads, "margin": asdict(plan.margin), "alpha": plan.alpha,
             "figures": list(plan.figures), "control_every": plan.control_every, "seed": plan.seed,
         },
-        "slots": len(trial.slots),
-        "errors": {arm: sum(s.errors for s in trial.slots if s.place.arm == arm) for arm in "AB"},
+        "turns": len(trial.turns),
+        "errors": {arm: sum(s.errors for s in trial.turns if s.place.arm == arm) for arm in "AB"},
         "stopped_early": trial.stopped,
         "notes": list(figures.notes),
     }  # fmt: skip
@@ -102,16 +102,16 @@ def _decision(decision: Decision) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _outcomes(trial: Trial, slots: Sequence[Slot], *, clean: bool) -> list[Outcome]:
-    pairs = _pairs(slots)
+def _outcomes(trial: Trial, turns: Sequence[Turn], *, clean: bool) -> list[Outcome]:
+    pairs = _pairs(turns)
     sides: list[list[np.ndarray]] = [[], []]
     cpu: list[list[np.ndarray]] = [[], []]
     for pair in pairs:
-        for i, slot in enumerate(pair):
-            keep = slot.clean() if clean else np.ones(len(slot.value_s), bool)
-            sides[i].append(slot.value_s[keep])
-            if len(slot.cpu_s):
-                cpu[i].append(slot.cpu_s[keep])
+        for i, turn in enumerate(pair):
+            keep = turn.clean() if clean else np.ones(len(turn.value_s), bool)
+            sides[i].append(turn.value_s[keep])
+            if len(turn.cpu_s):
+                cpu[i].append(turn.cpu_s[keep])
     plan = trial.plan
     out = paired_outcomes(*sides, margin=plan.margin, seed=plan.seed, missing=trial.noisy)
     if len(cpu[0]) == len(pairs) == len(cpu[1]) and pairs:
@@ -119,17 +119,17 @@ def _outcomes(trial: Trial, slots: Sequence[Slot], *, clean: bool) -> list[Outco
     return [*out, *_gauges(pairs, plan.seed)]
 
 
-def _pairs(slots: Sequence[Slot]) -> list[tuple[Slot, Slot]]:
+def _pairs(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
     """(A, B) of each two neighbours of a quad; what an interruption left half is left out."""
     out = []
-    for i in range(0, len(slots) - 1, 2):
-        pair = {s.place.arm: s for s in slots[i : i + 2]}
+    for i in range(0, len(turns) - 1, 2):
+        pair = {s.place.arm: s for s in turns[i : i + 2]}
         if len(pair) == 2:
             out.append((pair["A"], pair["B"]))
     return out
 
 
-def _gauges(pairs: Sequence[tuple[Slot, Slot]], seed: int) -> list[Outcome]:
+def _gauges(pairs: Sequence[tuple[Turn, Turn]], seed: int) -> list[Outcome]:
     out = []
     for name in dict.fromkeys(n for pair in pairs for n, _ in pair[0].gauges):
         values = [[dict(s.gauges).get(name, np.nan) for s in side] for side in zip(*pairs, strict=True)]
@@ -143,11 +143,11 @@ def _gauges(pairs: Sequence[tuple[Slot, Slot]], seed: int) -> list[Outcome]:
     return out
 
 
-def _marked(slots: Sequence[Slot]) -> dict[str, tuple[int, int]]:
+def _marked(turns: Sequence[Turn]) -> dict[str, tuple[int, int]]:
     out: dict[str, list[int]] = {}
-    for slot in slots:
-        for what, windows in slot.marked().items():
-            out.setdefault(what, [0, 0])["AB".index(slot.place.arm)] += windows
+    for turn in turns:
+        for what, windows in turn.marked().items():
+            out.setdefault(what, [0, 0])["AB".index(turn.place.arm)] += windows
     return {k: (a, b) for k, (a, b) in out.items()}
 
 
@@ -176,7 +176,7 @@ def _notes(
     for o, m in zip(outcomes, with_marked, strict=True):
         if o.verdict != m.verdict:
             out.append(f"{o.figure}: {o.verdict} without the marked windows, {m.verdict} with them")
-    errors = {arm: sum(s.errors for s in trial.slots if s.place.arm == arm) for arm in "AB"}
+    errors = {arm: sum(s.errors for s in trial.turns if s.place.arm == arm) for arm in "AB"}
     if any(errors.values()):
         out.append(f"failed requests: {errors['A']} in A, {errors['B']} in B; latencies are of the others")
     return out

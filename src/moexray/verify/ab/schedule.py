@@ -1,6 +1,6 @@
 """The order in which arms are sampled: ABBA or BAAB by a coin, and A/A quads among them as a control.
 
-Glossary: a *slot* is one stretch of one arm; a *quad* is four slots, ABBA or BAAB. A drift that is linear
+Glossary: a *turn* is one stretch of one arm; a *quad* is four turns, ABBA or BAAB. A drift that is linear
 falls out of a quad; the coin makes the sign of an identical pair of arms' difference a fair one, however
 the values are distributed or hang together, and that is what the sequential test stands on. In a control
 quad both arms are A.
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-__all__ = ["WINDOW_S", "Mark", "Place", "Slot", "places"]
+__all__ = ["WINDOW_S", "Mark", "Place", "Turn", "places"]
 
 WINDOW_S = 0.1  # windows of 100 ms. Source: mission, row S24
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One slot of the schedule.
+    """One turn of the schedule.
 
     Args:
         quad: Its quad, from 0.
@@ -49,7 +49,7 @@ class Mark:
 
     Args:
         what: "rearrangement", "compile", "snapshot", "switch", ...
-        start_s: From, on the clock of the slot's `start_s`.
+        start_s: From, on the clock of the turn's `start_s`.
         end_s: To.
     """
 
@@ -59,8 +59,8 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """What one slot gave.
+class Turn:
+    """What one turn gave.
 
     Args:
         place: Where it stood in the schedule.
@@ -70,7 +70,7 @@ class Slot:
         cpu_s: [n] processor time of each; empty where unknown.
         marks: What else happened meanwhile.
         errors: Requests that failed.
-        gauges: Further numbers of this slot (largest_free_bytes, ...), to be compared as means over slots.
+        gauges: Further numbers of this turn (largest_free_bytes, ...), to be compared as means over turns.
     """
 
     place: Place
@@ -101,7 +101,7 @@ class Slot:
 
 
 def places(quads: int, seed: int = 0, control_every: int = 0) -> Iterator[Place]:
-    """The slots in their order.
+    """The turns in their order.
 
     Args:
         quads: Quads of A and B.

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moexray.verify.ab.outcome import Margin, Verdict
-    from moexray.verify.ab.schedule import Slot
+    from moexray.verify.ab.schedule import Turn
 
 __all__ = ["Decision", "Shift", "Watch", "figure_of"]
 
@@ -159,7 +159,7 @@ class Watch:
     """The sequential test of several figures together; their chances of a false alarm add up to alpha.
 
     Args:
-        figures: p50, p99, max, mean of the values of a slot; "errors", the share of its requests that failed.
+        figures: p50, p99, max, mean of the values of a turn; "errors", the share of its requests that failed.
         margin: Shift of a latency that does not matter. A share is tested on logarithms, as a ratio.
         alpha: Chance of any false alarm of the whole watch.
     """
@@ -173,8 +173,8 @@ class Watch:
             f: Shift(each, ERRORS, ERRORS) if f == "errors" else Shift(each, width, first) for f in figures
         }
 
-    def add(self, quad: Sequence[Slot]) -> Verdict:
-        """Takes the four slots of one more quad, and says what is established now."""
+    def add(self, quad: Sequence[Turn]) -> Verdict:
+        """Takes the four turns of one more quad, and says what is established now."""
         for name, shift in self._shifts.items():
             sides = [[figure_of(name, s) for s in quad if s.place.arm == arm] for arm in "AB"]
             a, b = (np.log(side) if name in self._in_logs else np.array(side) for side in sides)
@@ -209,12 +209,12 @@ class Watch:
         return Interval(math.expm1(found.value), *ends)
 
 
-def figure_of(name: str, slot: Slot) -> float:
-    """One figure of the clean values of a slot; NaN where there are none."""
-    values = slot.value_s[slot.clean()]
+def figure_of(name: str, turn: Turn) -> float:
+    """One figure of the clean values of a turn; NaN where there are none."""
+    values = turn.value_s[turn.clean()]
     if name == "errors":
-        asked = len(slot.value_s) + slot.errors
-        return slot.errors / asked if asked else math.nan
+        asked = len(turn.value_s) + turn.errors
+        return turn.errors / asked if asked else math.nan
     if not len(values):
         return math.nan
     if name in ("mean", "max"):

@@ -1,4 +1,4 @@
-"""Slots of a trial against servers: Poisson arrivals, the same for the four slots of a quad."""
+"""Turns of a trial against servers: Poisson arrivals, the same for the four turns of a quad."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from moexray.verify.ab.schedule import Mark, Slot
+from moexray.verify.ab.schedule import Mark, Turn
 from moexray.verify.load import arrivals, drive
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ class Load:
     Args:
         prompts: Taken in turn; each request has the next one.
         rate: Requests per second, Poisson.
-        slot_s: Length of a slot; all answers are awaited before the next one begins.
+        turn_s: Length of a turn; all answers are awaited before the next one begins.
         settle_s: Time after a switch whose windows are marked.
         figure: ttft, e2e or itl.
         seed: Of the arrivals.
@@ -37,7 +37,7 @@ class Load:
 
     prompts: Sequence[str]
     rate: float = 8.0
-    slot_s: float = 5.0
+    turn_s: float = 5.0
     settle_s: float = 0.5
     figure: str = "ttft"
     seed: int = 0
@@ -45,7 +45,7 @@ class Load:
 
 def served(
     targets: Mapping[str, Target], load: Load, marks: Callable[[], Iterable[Mark]] = tuple
-) -> Callable[[Place], Slot]:
+) -> Callable[[Place], Turn]:
     """A sampler for `run_trial`.
 
     Args:
@@ -55,9 +55,9 @@ def served(
     """
     position = 0
 
-    def sample(place: Place) -> Slot:
+    def sample(place: Place) -> Turn:
         nonlocal position
-        due = arrivals(load.rate, load.slot_s, load.seed + place.quad)
+        due = arrivals(load.rate, load.turn_s, load.seed + place.quad)
         chosen = [load.prompts[(position + i) % len(load.prompts)] for i in range(len(due))]
         position += len(due)
         tuple(marks())
@@ -65,14 +65,14 @@ def served(
         answers = drive(targets[place.setting], chosen, due)
         settling = Mark("switch", start, start + load.settle_s)
         seen = (*marks(), *([settling] if load.settle_s else []))
-        return _slot(place, start, answers, seen, load.figure)
+        return _turn(place, start, answers, seen, load.figure)
 
     return sample
 
 
-def _slot(
+def _turn(
     place: Place, start: float, answers: Sequence[Answer], marks: Sequence[Mark], figure: str
-) -> Slot:
+) -> Turn:
     good = [a for a in answers if not a.error]
     if figure == "itl":
         value = np.array([g for a in good for g in a.gaps_s])
@@ -80,4 +80,4 @@ def _slot(
     else:
         value = np.array([getattr(a, f"{figure}_s") for a in good])
         at = np.array([a.due_s for a in good]) + value
-    return Slot(place, start, at, value, marks=tuple(marks), errors=len(answers) - len(good))
+    return Turn(place, start, at, value, marks=tuple(marks), errors=len(answers) - len(good))

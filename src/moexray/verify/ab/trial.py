@@ -1,7 +1,7 @@
 """A trial: switches between two settings, samples both, decides as it goes, and rolls back once.
 
 The caller brings two callables: `switch(setting)` puts the live system into setting A or B, `sample(place)`
-measures one slot under it. Whatever ends a trial, the system is left in A, or as the rollback leaves it.
+measures one turn under it. Whatever ends a trial, the system is left in A, or as the rollback leaves it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from moexray.core.errors import UsageError
 from moexray.core.limits.ab import AbLimits
 from moexray.verify.ab.machine import PROC, moment, noise, refusal
 from moexray.verify.ab.outcome import Margin
-from moexray.verify.ab.schedule import Mark, Slot, places
+from moexray.verify.ab.schedule import Mark, Turn, places
 from moexray.verify.ab.sequence import Decision, Watch
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class Plan:
         quads: ABBA quads at most.
         margin: Difference that does not matter. Source of the default: mission, row S24.
         alpha: Chance that an identical B is called better or worse, looked at after each quad.
-        figures: Figures of a slot that the sequential test watches.
+        figures: Figures of a turn that the sequential test watches.
         early: Whether "better" and "no change" end the trial, too; "worse" always does.
         control_every: One A/A quad after each so many quads; 0 for none.
         seed: Of the coins and of the bootstrap.
@@ -78,7 +78,7 @@ class Trial:
 
     Args:
         plan: As it was asked for.
-        slots: All slots, in their order.
+        turns: All turns, in their order.
         decision: Of the sequential test of A against B.
         control: Of A against A; "better" and "worse" say that the instrument is at fault.
         noise: Of the machine during the trial.
@@ -88,7 +88,7 @@ class Trial:
     """
 
     plan: Plan
-    slots: tuple[Slot, ...]
+    turns: tuple[Turn, ...]
     decision: Decision
     control: Decision
     noise: Noise
@@ -116,19 +116,19 @@ class _Once:
 
 
 def run_trial(
-    switch: Callable[[Setting], object], sample: Callable[[Place], Slot], plan: Plan, *,
-    rollback: Rollback | None = None, watch: Callable[[Slot], None] | None = None, proc: Path = PROC,
+    switch: Callable[[Setting], object], sample: Callable[[Place], Turn], plan: Plan, *,
+    rollback: Rollback | None = None, watch: Callable[[Turn], None] | None = None, proc: Path = PROC,
     cores: int | None = None,
 ) -> Trial:
     """Runs a trial.
 
     Args:
         switch: Puts the system into setting "A" or "B"; called where the setting changes, and at the end.
-        sample: Measures one slot.
+        sample: Measures one turn.
         plan: What and how long.
         rollback: Called once, with the decision, where B is worse by more than the margin; `switch("A")`
             where None. If it raises, A is switched to and the error is in the result.
-        watch: Told of each slot as it is done.
+        watch: Told of each turn as it is done.
         proc: Where procfs is mounted.
         cores: Cores of the machine; as the system says where None.
 
@@ -138,11 +138,11 @@ def run_trial(
     first = _quiet(plan, proc, cores)
     once = _Once(rollback or (lambda _: switch("A")))
     test, control = (Watch(plan.figures, plan.margin, plan.alpha) for _ in range(2))
-    slots: list[Slot] = []
+    turns: list[Turn] = []
     setting: Setting | None = None
     try:
         for _, quad in groupby(places(plan.quads, plan.seed, plan.control_every), lambda p: p.quad):
-            done: list[Slot] = []
+            done: list[Turn] = []
             for place in quad:
                 if place.setting != setting:
                     switch(place.setting)
@@ -150,7 +150,7 @@ def run_trial(
                 done.append(sample(place))
                 if watch:
                     watch(done[-1])
-            slots += done
+            turns += done
             if done[0].place.control:
                 control.add(done)
                 continue
@@ -165,31 +165,31 @@ def run_trial(
     seen = noise(first, moment(proc, cores))
     return Trial(
         plan=plan,
-        slots=tuple(slots),
+        turns=tuple(turns),
         decision=test.decision(),
         control=control.decision(),
         noise=seen,
         noisy=refusal(seen, plan.limits),
         rollback=once.done,
-        stopped=max((s.place.quad for s in slots), default=-1) + 1 < _quads(plan),
+        stopped=max((s.place.quad for s in turns), default=-1) + 1 < _quads(plan),
     )
 
 
 def steps(
     step: Callable[[], object], count: int, *, warm: int = 2, marks: Callable[[], Iterable[Mark]] = tuple,
     gauges: Callable[[], Sequence[tuple[str, float]]] = tuple,
-) -> Callable[[Place], Slot]:
+) -> Callable[[Place], Turn]:
     """A sampler for a step that runs in this process.
 
     Args:
         step: One step.
-        count: Steps of a slot.
+        count: Steps of a turn.
         warm: Steps after a switch that are not counted.
         marks: What else happened since it was last asked, on time.perf_counter().
-        gauges: Further numbers at the end of a slot.
+        gauges: Further numbers at the end of a turn.
     """  # fmt: skip
 
-    def sample(place: Place) -> Slot:
+    def sample(place: Place) -> Turn:
         for _ in range(warm):
             step()
         tuple(marks())
@@ -200,7 +200,7 @@ def steps(
             step()
             at[i] = time.perf_counter()
             cpu[i] = time.process_time() - cpu[i]
-        return Slot(place, start, at, at - wall, cpu, tuple(marks()), gauges=tuple(gauges()))
+        return Turn(place, start, at, at - wall, cpu, tuple(marks()), gauges=tuple(gauges()))
 
     return sample
 
