@@ -72,5 +72,6 @@ def test_ranks_whose_numbers_do_not_match_are_not_compared():
     stuck = dumps((20, 33), ranks=(0, 1, 2))
     for rank in (0, 1):
         stuck[f"trace_rank_{rank}"]["entries"][-1] |= {"state": "started", "time_discovered_completed_ns": None}
-    stuck["trace_rank_2"]["entries"] = stuck["trace_rank_2"]["entries"][:-1]
+        stuck[f"trace_rank_{rank}"]["pg_status"]["0"]["last_completed_collective"] = 58
+    stuck["trace_rank_2"] = dump(stuck["trace_rank_2"]["entries"][:-1], {"0": ("default_pg", [0, 1, 2])})
     assert ids(said(stuck), strong=True) == ["comm.missing_rank"]
