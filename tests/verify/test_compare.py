@@ -130,3 +130,17 @@ def test_a_figure_that_is_a_series_too_is_not_told_twice():
     assert "itl" in names
     assert "mean_ttft_s" in names
     assert "p99_itl_s" not in names
+
+
+def test_the_detailed_output_of_a_serving_benchmark_has_intervals():
+    def bench(ttft, n=1200):
+        firsts = [ttft + i % 11 / 1000 for i in range(n)]
+        body = {"mean_ttft_ms": 1e3 * ttft, "p99_ttft_ms": 1e3 * ttft + 10, "ttfts": firsts,
+                "itls": [[0.02, 0.021]] * n, "output_lens": [3] * n}  # fmt: skip
+        return {"bench.json": json.dumps(body)}
+
+    found = outcomes(bench(0.05), bench(0.08))
+    assert found["p99_ttft_s"].verdict == "worse"
+    assert found["p99_ttft_s"].n_before == 1200
+    assert found["p50_itl_s"].verdict == "no change"
+    assert "mean_ttft_s" not in found

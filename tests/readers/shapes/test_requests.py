@@ -73,3 +73,16 @@ FORMS = [
 def test_gaps_of_load_generators(text):
     [batch] = read({"a.json": text}).batches("gaps")
     assert list(batch.columns["gap_s"]) == pytest.approx([0.01] * 6, rel=1e-4)
+
+
+def test_detailed_results_have_the_requests_too():
+    body = {
+        "mean_ttft_ms": 300, "p99_tpot_ms": 21, "start_times": [1.0, 2.0, 3.0], "ttfts": [0.1, 0.0, 0.5],
+        "itls": [[0.02, 0.02], [], [0.25]], "output_lens": [3, 0, 2],
+    }  # fmt: skip
+    [batch] = read({"bench.json": json.dumps(body)}).batches("requests")
+    assert batch.columns["arrival_s"] == [1.0, 2.0, 3.0]
+    assert batch.columns["ttft_s"][::2] == [0.1, 0.5]
+    assert math.isnan(batch.columns["ttft_s"][1])
+    assert batch.columns["e2e_s"][::2] == [0.14, 0.75]
+    assert batch.columns["output_tokens"] == [3.0, 0.0, 2.0]

@@ -189,8 +189,32 @@ def _token_lists(record: dict[str, Any], source: Source, out: Reading) -> bool:
                 t = float(starts[i]) + float(firsts[i])
             streams.append((_ends(t, plain), plain))
         _add(streams, source, out, gaps_given=True, rows=len(value))
+        if isinstance(firsts, list) and len(firsts) == len(value):
+            _first_tokens(record, firsts, [gaps for _, gaps in streams], source, out)
         return True
     return False
+
+
+def _first_tokens(
+    record: dict[str, Any], firsts: list[Any], gaps: list[list[float]], source: Source, out: Reading
+) -> None:
+    """Requests of the same record, which has been counted; a first token at 0 is a request that failed."""
+    count = len(firsts)
+
+    def column(key: str) -> list[float]:
+        given = record.get(key)
+        if not isinstance(given, list) or len(given) != count:
+            return [NAN] * count
+        return [float(x) if isinstance(x, int | float) else NAN for x in given]
+
+    ttft = [float(x) if isinstance(x, int | float) and x > 0 else NAN for x in firsts]
+    columns = {
+        "arrival_s": column("start_times"),
+        "ttft_s": ttft,
+        "e2e_s": [base(t + sum(g), 1.0) for t, g in zip(ttft, gaps, strict=True)],
+        "output_tokens": column("output_lens"),
+    }
+    out.add_columns("requests", columns, source=source.path, rows=0, statuses={})
 
 
 def _ends(start: float, gaps: Sequence[float]) -> list[float]:
