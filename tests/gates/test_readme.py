@@ -17,6 +17,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text("utf-8")
+PAGES = ("README.md", "README.zh-CN.md", "docs/index.md", "CONTRIBUTING.md")
 LIMIT_S = 120  # s for one line, on a busy machine
 
 SHELLS = ("sh", "shell", "bash", "console")
@@ -27,7 +28,7 @@ LEFT_OUT = {
     r"\bpip\b|\bvenv\b|\buv\b|\bconda\b": "installs",
     r"~/|\bsudo\b": "changes the machine",
     r"(?<!--for )\b(?:vllm|sglang)\b|\btorchrun\b|\bnvidia-smi\b|\bdocker\b|\bcurl\b": "needs an engine or a GPU",
-    r"\bmoexray (?:live|lab (?!stress)|top|watch|serve|attach)\b": "runs until stopped, or needs an engine or a GPU",
+    r"\bmoexray (?:lab run|watch|serve|exporter|record)\b": "runs until stopped, needs an engine, or takes minutes",
 }
 # A name that README invents -> what stands there in the copy.
 STAND_INS = {
@@ -84,8 +85,13 @@ def copy(tmp_path):
     return here, {**os.environ, "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}", "HOME": str(tmp_path)}
 
 
-@pytest.mark.parametrize("line", [_case(line) for line in shell_lines(README)])
-def test_a_line_of_the_readme_runs(line, copy):
+def _lines():
+    """Every line of all pages, once."""
+    return dict.fromkeys(line for page in PAGES for line in shell_lines((ROOT / page).read_text("utf-8")))
+
+
+@pytest.mark.parametrize("line", [_case(line) for line in _lines()])
+def test_a_line_that_a_page_tells_to_type_runs(line, copy):
     folder, environment = copy
     done = subprocess.run(
         ["bash", "-o", "pipefail", "-c", line],
@@ -112,3 +118,14 @@ def test_shell_blocks_are_told_from_output():
         "moexray explain x   # why",
         "tail -n 5 a.log | moexray diagnose -",
     ]
+
+
+def test_the_chinese_readme_has_the_same_commands_figures_and_links():
+    chinese = (ROOT / "README.zh-CN.md").read_text("utf-8")
+    assert list(shell_lines(chinese)) == list(shell_lines(README))
+    blocks = [re.findall(r"(?:^|\n\n)((?: {4}[^\n]*\n)+)", page) for page in (README, chinese)]
+    assert blocks[0] == blocks[1]
+    numbers = [sorted(re.findall(r"(?<![\w./-])\d+(?:\.\d+)?", re.sub(r"^ {4}.*$", "", page, flags=re.M))) for page in (README, chinese)]
+    assert numbers[0] == numbers[1]
+    links = [set(re.findall(r"\]\(([^)]+)\)", page)) - {"README.md", "README.zh-CN.md"} for page in (README, chinese)]
+    assert links[0] == links[1]

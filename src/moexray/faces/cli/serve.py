@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command"]
 
-LISTEN = "127.0.0.1:9465"
+LISTEN = "127.0.0.1:9466"
 SAMPLE_S = 1.0
 
 

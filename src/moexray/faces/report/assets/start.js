@@ -62,7 +62,7 @@
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redraw);
   addEventListener("beforeprint", () => {
     document.documentElement.classList.add("paper");
-    for (const finding of document.querySelectorAll("details.finding")) finding.open = true;
+    for (const finding of document.querySelectorAll("details.finding, details.further")) finding.open = true;
     drawAll();
   });
   addEventListener("afterprint", () => { document.documentElement.classList.remove("paper"); drawAll(); });
