@@ -1,4 +1,4 @@
-"""Fleets: time and memory of `diagnose --executor processes` over more and more ranks; time should grow linearly.
+"""Fleets: time and memory of `diagnose --executor processes` over more and more ranks; time grows linearly.
 
     python benchmarks/fleet.py [RANKS ...]        (default 100 300 1000)
 
@@ -22,6 +22,7 @@ STEPS = 120
 
 
 def main(sizes: list[int]) -> None:
+    """Makes, diagnoses twice and prints each size."""
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
     for ranks in sizes:
         fleet = Fleet(ranks, STEPS, ranks * 2 // 3, tuple(range(7, STEPS, 11)), seed=ranks)
@@ -36,7 +37,7 @@ def main(sizes: list[int]) -> None:
         named = {f["subject"]["rank"] for f in document["findings"] if f["id"] == "comm.straggler_wait"}
         right = document["verdict"] == "mem.alloc_stall" and named == {fleet.guilty}
         print(
-            f"{ranks:>6} ranks: made in {made:.0f} s; first {first:.1f} s ({first / ranks * 1e3:.0f} ms a rank), "
+            f"{ranks:>6} ranks: made in {made:.0f} s; first {first:.1f} s, {first / ranks * 1e3:.0f} ms a rank; "
             f"again {again:.1f} s, peak {peak / 1024:.0f} MiB, {'named' if right else 'NOT NAMED'}",
             flush=True,
         )

@@ -125,7 +125,7 @@ def test_the_chinese_readme_has_the_same_commands_figures_and_links():
     assert list(shell_lines(chinese)) == list(shell_lines(README))
     blocks = [re.findall(r"(?:^|\n\n)((?: {4}[^\n]*\n)+)", page) for page in (README, chinese)]
     assert blocks[0] == blocks[1]
-    numbers = [sorted(re.findall(r"(?<![\w./-])\d+(?:\.\d+)?", re.sub(r"^ {4}.*$", "", page, flags=re.M))) for page in (README, chinese)]
+    numbers = [sorted(re.findall(r"(?<![\w./-])\d+(?:\.\d+)?", re.sub(r"^ {4}.*$", "", page, flags=re.MULTILINE))) for page in (README, chinese)]
     assert numbers[0] == numbers[1]
     links = [set(re.findall(r"\]\(([^)]+)\)", page)) - {"README.md", "README.zh-CN.md"} for page in (README, chinese)]
     assert links[0] == links[1]
