@@ -37,7 +37,7 @@ def main(sizes: list[int]) -> None:
         named = {f["subject"]["rank"] for f in document["findings"] if f["id"] == "comm.straggler_wait"}
         right = document["verdict"] == "mem.alloc_stall" and named == {fleet.guilty}
         print(
-            f"{ranks:>6} ranks: made in {made:.0f} s; first {first:.1f} s, {first / ranks * 1e3:.0f} ms a rank; "
+            f"{ranks:>6} ranks: made in {made:.0f} s; first {first:.1f} s ({first / ranks:.3f} s a rank), "
             f"again {again:.1f} s, peak {peak / 1024:.0f} MiB, {'named' if right else 'NOT NAMED'}",
             flush=True,
         )

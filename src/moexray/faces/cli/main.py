@@ -33,7 +33,9 @@ COMMANDS: tuple[tuple[str, str, str], ...] = (
     ("exporter", "moexray.faces.cli.exporter", "Serve metrics to Prometheus, live or of a recording."),
     ("watch", "moexray.faces.cli.watch", "Diagnose a recording while it grows."),
     ("serve", "moexray.faces.cli.serve", "Show a recording or running engines live in a browser."),
+    ("top", "moexray.faces.cli.top", "The same in a terminal, for a server over SSH."),
     ("hook", "moexray.faces.cli.hook", "Diagnose by itself when an alert fires."),
+    ("logs", "moexray.faces.cli.logs", "Send the lines of a log to OpenTelemetry or Loki."),
     ("export", "moexray.faces.cli.export", "Write what was read and found for other tools."),
     ("completion", "moexray.faces.cli.completion", "Print the shell completion script."),
 )

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from moexray.live.page import Page
     from moexray.live.rolling import Rolling
 
-__all__ = ["command"]
+__all__ = ["command", "live_sources"]
 
 LISTEN = "127.0.0.1:9466"
 SAMPLE_S = 1.0
@@ -66,7 +66,7 @@ def command(folder: Path | None, listen: str, token_file: Path | None, **more: A
         bound = _bind(*check_address(listen, token))
         page = Page()
         rolling = Rolling(page)
-        exporter = Exporter(page, list(_sources(page, rolling, folder, more)), listen=None)
+        exporter = Exporter(page, list(live_sources(page, rolling, folder, more)), listen=None)
         app = make_app(rolling, title=str(folder) if folder else "running engines", token=token)
         exporter.start()
     end = threading.Event()
@@ -95,7 +95,8 @@ def _bind(host: str, port: int) -> socket.socket:
         raise UsageError(f"cannot listen on {host}:{port} ({why.strerror or why})", hint=hint) from why
 
 
-def _sources(page: Page, rolling: Rolling, folder: Path | None, more: dict[str, Any]) -> Iterator[Source]:
+def live_sources(page: Page, rolling: Rolling, folder: Path | None, more: dict[str, Any]) -> Iterator[Source]:
+    """What brings a page up to date: a folder that is watched, or the rings of running engines."""
     from moexray.live.drain import Drain
     from moexray.live.engines import Engines
     from moexray.live.folder import Folder, Names
