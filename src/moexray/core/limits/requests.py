@@ -67,5 +67,10 @@ class RequestLimits:
     # Bank conflicts per wavefront; ratio; share of the report's kernel time; ratio; verdict catalogue.
     conflict_ratio: float = 0.15
     kernel_share: float = 0.05
+    # Fall of the prefix-cache hit rate or of the acceptance of drafts, from the first to the last third of a
+    # record, that is named as seen; ratio; judgement: a third of a usual rate of 0.6.
+    rate_fall: float = 0.2
+    # ... over at least this many windows; count; judgement: a median of fewer is one of them.
+    rate_windows: int = 9
     # Difference of mean scores in standard errors; factor; verdict catalogue.
     score_errors: float = 3.0

@@ -58,6 +58,7 @@ def as_text(document: Mapping[str, Any], *, whole: bool = False) -> str:
         out += ["", *_also(f, first=f["id"] not in told, whole=whole)]
         told.add(f["id"])
     out += _ruled_out(document.get("ruled_out", []), whole=whole)
+    out += _seen(document, whole=whole)
     out += ["", *_inputs(document, whole=whole)]
     if not whole and as_text(document, whole=True).count("\n") > len(out) - 1:
         out.append("shortened: --all shows all evidence and remedies, --report FILE draws them")
@@ -175,6 +176,15 @@ def _ruled_out(findings: list[Any], *, whole: bool) -> list[str]:
         out += _wrap(f"{f['id']}{again}: {claim}", "ruled out: ", "  ")
     if not whole and len(shown) > SHOWN_RULED_OUT:
         out.append(f"  ... and {len(shown) - SHOWN_RULED_OUT} more ruled out")
+    return out
+
+
+def _seen(document: Mapping[str, Any], *, whole: bool) -> list[str]:
+    """What bears on latency and is not judged."""
+    out = [""] if document.get("seen") else []
+    for entry in document.get("seen", []):
+        out += _wrap(f"{entry['what']}: {entry['text']}", "seen, not judged: ", "  ")
+        out += [line for e in entry["evidence"][: None if whole else 1] for line in _proof(e, whole=whole)]
     return out
 
 

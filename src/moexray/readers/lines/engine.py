@@ -39,11 +39,14 @@ TOOK = lazy(
     r"(?:took|in|duration[=:]?|elapsed[=:]?|after)[ =]*([\d.]+) ?(ms|s|seconds|sec)\b", re.IGNORECASE
 )
 # Forms too special to stand in prose; other kinds need the form of a log line around them.
-BARE = ("eplb.balance", "eplb.hotness", "eplb.done", "batch", "stats", "engine.rank")
+BARE = ("eplb.balance", "eplb.hotness", "eplb.done", "batch", "stats", "spec", "kv.transfer", "engine.rank")
 BATCH = lazy(r"\b(Prefill|Decode|Mixed) batch\b")
 BY_WORD = tuple((word, form) for form in FORMS for word in form.words)
 BATCH_FIELDS = (
     ("new_tokens", lazy(r"#new-token: (\d+)")),
+    ("cached", lazy(r"#cached-token: (\d+)")),
+    ("transferring", lazy(r"#(?:transfer|transferring|inflight)-req: (\d+)")),
+    ("accept_rate", lazy(r"accept rate: ([\d.]+)")),
     ("running", lazy(r"#running-req: (\d+)")),
     ("queued", lazy(r"#queue-req: (\d+)")),
     ("usage", lazy(r"token usage: ([\d.]+)")),

@@ -12,8 +12,11 @@ Kinds and fields (absent where not printed; a number where the text is one):
     backend           scope (moe, attention, all2all, linear, other), backend, rest
     backend.off       backend, rest
     sched.preempt     total
-    batch             what (prefill, decode), new_tokens, running, queued, usage, throughput
-    stats             engine, prompt_tok_s, output_tok_s, running, waiting, kv_pct
+    batch             what (prefill, decode), new_tokens, cached, running, queued, transferring, usage,
+                      accept_rate, throughput
+    stats             engine, prompt_tok_s, output_tok_s, running, waiting, kv_pct, hit_pct
+    spec              accepted, drafted (tokens of speculative decoding since the last such line)
+    kv.transfer       transfers, mean_ms, p90_ms; of a single one: tokens, mean_ms
     host.gc           seconds, generation, objects
     mem.snapshot      state (begin, end), entries, traces, seconds
     weights.loaded    seconds
@@ -139,7 +142,23 @@ _SERVING = (
         rf"(?:Engine {_n('engine')}: )?Avg prompt throughput: {_n('prompt_tok_s')} tokens/s, "
         rf"Avg generation throughput: {_n('output_tok_s')} tokens/s, Running: {_n('running')} reqs"
         rf"(?:, Swapped: \d+ reqs)?, (?:Waiting|Pending): {_n('waiting')} reqs"
-        rf"(?:.*?KV cache usage: {_n('kv_pct')}%)?",
+        rf"(?:.*?KV cache usage: {_n('kv_pct')}%)?(?:.*?[Pp]refix cache hit rate: {_n('hit_pct')}%)?",
+    ),
+    _form(
+        "spec",
+        "SpecDecoding metrics",
+        rf"SpecDecoding metrics:.*?\bAccepted: {_n('accepted')} tokens, Drafted: {_n('drafted')} tokens",
+    ),
+    _form(
+        "kv.transfer",
+        "KV Transfer metrics",
+        rf"KV Transfer metrics:.*?Num successful transfers={_n('transfers')}"
+        rf"(?:.*?Avg xfer time \(ms\)={_n('mean_ms')})?(?:.*?P90 xfer time \(ms\)={_n('p90_ms')})?",
+    ),
+    _form(
+        "kv.transfer",
+        "required tokens",
+        rf"Retrieved {_n('tokens')} out of \d+ required tokens .*?\bcost {_n('mean_ms')} ms",
     ),
     _form(
         "host.gc",

@@ -51,7 +51,8 @@ ENGINE = (
     "garbage collection", "gc ", "snapshot", "startup complete", "ready", "uvicorn running",
     "is now listening", "grpcinference", "llm engine", "server_args", "server version", "restart",
     "torch distributed begin", "weight", "loading took", "world size", "throughput:", "prefill batch",
-    "decode batch", "mixed batch", "starting to load",
+    "decode batch", "mixed batch", "starting to load", "specdecoding metrics", "kv transfer metrics",
+    "required tokens",
 )  # fmt: skip
 
 COMM = (
