@@ -17,8 +17,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import yaml
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 import live_servers as servers
+from moexray.live.alerts import AlertState
 from moexray.live.configs import TARGETS, Places
 from moexray.live.dashboard import PANELS, VARIABLES, dashboard
 from moexray.live.exporter import Exporter
@@ -29,6 +31,7 @@ from moexray.live.page import Page
 from moexray.live.remote_write import RemoteWrite, Settings, encode
 from moexray.live.rules import rules
 from moexray.live.runs import Local
+from moexray.live.serve import Reply, Server
 from moexray.runtime.recorder import Ring, Site
 
 INCIDENT = Path(__file__).resolve().parents[2] / "examples" / "incident"
@@ -151,7 +154,7 @@ def test_remote_write_is_taken_refused_once_or_kept_while_prometheus_is_away(sta
     remote.sample()
     servers.until(lambda: server.value('moex_memory_stuck_bytes{job="moexray"}') == 20)
     one = len(page.samples())
-    assert remote.sent == one
+    servers.until(lambda: remote.sent == one)
 
     old = int((time.time() - 10 * 86_400) * 1000)
     remote._put(encode(page.samples(), old), one)  # out of bounds: Prometheus answers 400
@@ -204,9 +207,17 @@ def test_an_alert_fires_its_report_comes_back_and_it_resolves(started, tmp_path)
     assert "mem.fragmentation" in report
     [told] = json.loads(servers.fetch(f"{alerts.url}/api/v2/alerts"))
     assert told["annotations"]["summary"] == "Device 0 of rank 0: 300B are stuck"
+    state = AlertState(alerts.url)
+    state.update()
+    assert state()  # while it fires, every step's trace is kept
     pool(page, 20)
     servers.until(lambda: hook.jobs.listed()[0].resolved_at)
     assert len(hook.jobs.listed()) == 1
+    servers.until(lambda: state.update() or not state())
+    alerts.end()
+    state.active = True
+    state.update()
+    assert not state()
 
 
 def command(tmp_path, *words):
@@ -244,6 +255,38 @@ def test_an_exporter_that_is_killed_loses_no_choice_and_tells_what_it_lost(start
     told = re.search(r'signal="records",reason="overwritten"\} (\d+)', page)
     assert int(told[1]) == 2 * (10 + slots) - slots
     ring.close()
+
+
+def test_the_exporter_sends_the_spans_of_kept_steps_to_a_stand_in(started, tmp_path):
+    got = []
+    to = Server("127.0.0.1:0", lambda request: got.append(request.body) or Reply(200))
+    to.start()
+    started(to, Server.close)
+    (tmp_path / "rules.yml").write_text("rules: [{match: {name: moex.layer}, set: {checked: true}}]")
+    rings = tmp_path / "rings"
+    rings.mkdir(mode=0o700)
+    ring = Ring([Site("m.0.gate", 0, 8, 2)], {"engine": "e", "model": "M", "rank": 0}, folder=rings)
+    for step, ms in enumerate((10, 300)):
+        ring.write(0, step, 0, 1000, 4, np.array([0, 1]))
+        ring.step(step, 0, ms * 1_000_000, 4)
+    words = ("exporter", "--rings", str(rings), "--otlp", to.url, "--slo", "0.2", "--rules", str(tmp_path / "rules.yml"))
+    served = started(command(tmp_path, *words, "--service", "my-model"), servers.Program.end)
+
+    def arrived():
+        groups = [g for body in list(got) for g in ExportTraceServiceRequest.FromString(body).resource_spans]
+        found = {s.name: s for g in groups for scope in g.scope_spans for s in scope.spans}
+        return found if len(found) == 2 else None
+
+    both = servers.until(arrived)
+    spans = {name: {a.key: a.value for a in s.attributes} for name, s in both.items()}
+    assert spans["moex.step"]["moex.kept"].string_value == "slo"
+    assert spans["moex.layer"]["checked"].bool_value
+    page = servers.fetch(served.url + "/metrics", Accept="application/openmetrics-text")
+    [trace] = re.findall(r'trace_id="(\w+)"', page)
+    assert {s.trace_id.hex() for s in both.values()} == {trace}
+    assert 'moex_traces_total{decision="no"} 1' in page
+    served.end()
+    assert served.process.returncode == 0
 
 
 def test_the_commands_serve_a_recording_and_end_on_a_signal(started, tmp_path):

@@ -48,9 +48,16 @@ class Outbox:
         self._busy = self._end = False
         self._thread: threading.Thread | None = None
 
-    def put(self, item: Any) -> None:
-        """Takes an item, or counts it as lost; never waits."""
+    def put(self, item: Any, wait_s: float = 0.0) -> None:
+        """Takes an item, or counts it as lost.
+
+        Args:
+            item: What is sent.
+            wait_s: Seconds to wait for room; 0 for a caller that must not wait.
+        """
         with self._change:
+            if wait_s:
+                self._change.wait_for(lambda: len(self._items) < self.most, wait_s)
             if self._end or len(self._items) >= self.most:
                 self.page.drop(self.signal, "queue_full")
                 return
@@ -83,6 +90,7 @@ class Outbox:
                     return
                 batch = [self._items.popleft() for _ in range(min(BATCH, len(self._items)))]
                 self._busy = True
+                self._change.notify_all()
             try:
                 taken = self.send(batch)
             except Exception:  # noqa: BLE001  # a broken exporter must not end the thread

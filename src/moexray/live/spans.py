@@ -18,7 +18,7 @@ import numpy as np
 from moexray.live.drain import ROUTER, STEP
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
     from pathlib import Path
 
     from numpy.typing import NDArray
@@ -151,9 +151,8 @@ class StepSpans:
         if why[1]:
             root.set_status(Status(StatusCode.ERROR, why[1]))
         inside = set_span_in_context(root, Context())
-        for record, tokens in zip(layers, counts, strict=True):
-            first, last = (int(meta.wall(record[k])) for k in ("t0_ns", "t1_ns"))
-            facts = _facts(meta, record, tokens, state.replays)
+        times = zip(meta.wall(layers["t0_ns"]).tolist(), meta.wall(layers["t1_ns"]).tolist(), strict=True)
+        for (first, last), facts in zip(times, _facts(meta, layers, counts, state.replays), strict=True):
             child = self.tracer.start_span("moex.layer", inside, attributes=facts, start_time=first)
             self._enrich(child, "moex.layer", facts, (last - first) * NS)
             child.end(last)
@@ -166,17 +165,21 @@ class StepSpans:
             span.set_attributes(added)
 
 
-def _facts(meta: Meta, record: Any, tokens: NDArray[np.uint32], replays: dict[int, int]) -> dict[str, Any]:
-    """Attributes of a layer's span."""
-    facts: dict[str, Any] = {
-        "moex.step": int(record["step"]), "moex.layer": int(record["layer"]),
-        "moex.tokens": int(record["rows"]), "moex.choices": int(record["pairs"]),
-        "moex.cuda.stream_id": int(record["stream"]),
-        "moex.router": meta.sites[record["site"]].path,
-    }  # fmt: skip
-    if graph := int(record["graph"]):
-        facts |= {"moex.cuda.graph_id": graph, "moex.graph.replay_index": replays[graph]}
-    if total := int(tokens.sum()):
-        hot = int(tokens.argmax())
-        facts |= {"moex.expert.hot": hot, "moex.expert.hot_share": float(tokens[hot]) / total}
-    return facts
+def _facts(
+    meta: Meta, layers: NDArray[Any], counts: NDArray[np.uint32], replays: dict[int, int]
+) -> Iterator[dict[str, Any]]:
+    """Attributes of each layer's span."""
+    names = ("step", "layer", "rows", "pairs", "stream", "site", "graph")
+    columns = [layers[name].tolist() for name in names]
+    total, hot = counts.sum(axis=1).tolist(), counts.argmax(axis=1).tolist()
+    most = counts.max(axis=1).tolist()
+    for i, (step, layer, rows, pairs, stream, site, graph) in enumerate(zip(*columns, strict=True)):
+        facts: dict[str, Any] = {
+            "moex.step": step, "moex.layer": layer, "moex.tokens": rows, "moex.choices": pairs,
+            "moex.cuda.stream_id": stream, "moex.router": meta.sites[site].path,
+        }  # fmt: skip
+        if graph:
+            facts |= {"moex.cuda.graph_id": graph, "moex.graph.replay_index": replays[graph]}
+        if total[i]:
+            facts |= {"moex.expert.hot": hot[i], "moex.expert.hot_share": most[i] / total[i]}
+        yield facts
