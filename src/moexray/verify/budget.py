@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["KEYS", "Check", "Line", "Rule", "check", "load_budget"]
 
 Status = Literal["pass", "fail", "cannot tell"]
+LONGEST = 1 << 20  # bytes of a budget file
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "step", "latency")
 
@@ -121,7 +122,8 @@ def load_budget(file: Path) -> dict[str, tuple[Rule, float]]:
     import tomllib
 
     try:
-        given = tomllib.loads(file.read_text(encoding="utf-8"))
+        with file.open("rb") as stream:
+            given = tomllib.loads(stream.read(LONGEST).decode("utf-8"))
     except OSError as why:
         what = f"the budget cannot be read ({why.strerror})"
         raise UsageError(what, where=str(file), hint="check the path of --budget") from why

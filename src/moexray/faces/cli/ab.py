@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.new_file import check_new
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import human
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "margin_of"]
 
+MOST_BYTES = 64 << 20  # of a file of prompts
 PATIENCE_S = 600  # of a switch: a server may reload its weights
 EXIT = {"no change": 0, "better": 0, "worse": 1, "cannot tell": 2}
 
@@ -81,15 +83,12 @@ def command(form: str, save: Path | None, **options: Any) -> None:
     """
     from moexray.verify.ab import document, result
 
-    try:
+    with refusing():
         check_new(save, force=options["force"])
         trial = _trial(options)
         d = {**document(trial, result(trial)), "what": _what(options)}
         if save:
             save.write_text(json_text(d) + "\n", encoding="utf-8")
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     if form == "json":
         say(json_text(d))
     else:
@@ -103,7 +102,7 @@ def margin_of(text: str) -> Margin:
     """5ms, 0.2s or 5%.
 
     Raises:
-        click.BadParameter: none of them.
+        UsageError: none of them.
     """
     from moexray.verify.ab import Margin
 
@@ -188,7 +187,8 @@ def _load(options: dict[str, Any]) -> Load:
 
 def _read_prompts(file: Path) -> list[str]:
     try:
-        lines = [x for x in file.read_text(encoding="utf-8").splitlines()[:1_000_000] if x.strip()]
+        with file.open("rb") as stream:
+            lines = [x for x in stream.read(MOST_BYTES).decode("utf-8").splitlines() if x.strip()]
         if lines and lines[0].startswith("{"):
             lines = [str(json.loads(x)["prompt"]) for x in lines]
     except (OSError, ValueError, KeyError, TypeError) as why:

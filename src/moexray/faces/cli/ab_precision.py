@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 
 if TYPE_CHECKING:
@@ -46,11 +46,8 @@ def command(model: Path, form: str, **options: Any) -> None:
 
     Exit code: 0 measured, 2 bad usage or a model or text that cannot be read.
     """
-    try:
+    with refusing():
         document = _document(model, options)
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     say(json_text(document) if form == "json" else _text(document, options["most"]))
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from moexray.core.errors import MoexrayError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 
 __all__ = ["command"]
@@ -34,12 +34,9 @@ def command(path: str, budget_file: Path, baseline: str | None, strict: bool, fo
     from moexray.faces.cli.compare import read_side
     from moexray.verify.budget import check, load_budget
 
-    try:
+    with refusing():
         budget = load_budget(budget_file)
         document = check(budget, read_side(path), read_side(baseline) if baseline else None).to_json()
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     document["passed"] = document["passed"] and not (strict and document["undecided"])
     if form == "json":
         say(json_text(document))

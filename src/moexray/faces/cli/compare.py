@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.say import say
 
 if TYPE_CHECKING:
@@ -41,12 +41,9 @@ def command(before: str, after: str, margin: str, seed: int, form: str) -> None:
     from moexray.faces.cli.ab import margin_of
     from moexray.verify.compare import compare
 
-    try:
+    with refusing():
         width = margin_of(margin)
         document = compare(read_side(before), read_side(after), width, seed).to_json()
-    except MoexrayError as why:
-        say(f"error: {why}", err=True)
-        sys.exit(2)
     if form == "json":
         say(json_text({**document, "before": before, "after": after}))
         return
@@ -67,9 +64,8 @@ def read_side(path: str) -> Run:
     """
     from moexray.readers.read_any import read_any
 
+    check_paths([path])
     file = Path(path)
-    if not file.exists():
-        raise UsageError(f"{path} does not exist", hint="check the path")
     if file.is_file() and (schema := _own_schema(file)):
         raise UsageError(f"{path} is a document of moexray itself ({schema})",
                          hint="give the artefacts that it was made of")  # fmt: skip
