@@ -13,7 +13,7 @@ from moexray.algorithms.drift import js, js_floor
 from moexray.analyse.routing import loads
 from moexray.analyse.routing_drift import Stretch, effect, moved
 from moexray.analyse.routing_figures import figures
-from moexray.analyse.routing_ranks import ep_size, layer_balance, to_ranks, whole_model
+from moexray.analyse.routing_ranks import ep_size, layer_balance, logical_tokens, to_ranks, whole_model
 from moexray.analyse.routing_stats import by_chance, cv, gini, top_share
 from moexray.analyse.routing_windows import drift
 from moexray.core.source import Source
@@ -243,3 +243,27 @@ def test_few_tokens_are_no_effect():
     """What chance does to short stretches is taken out of both sides."""
     sizes = [effect_of(EVEN, EVEN, n=n).growth for n in (64, 400, 4000)]
     assert max(sizes) < 0.1
+
+
+def test_slots_are_folded_by_the_map_of_their_step():
+    """Two maps, the second in force from step 10 on: the same experts, other slots."""
+    tokens = np.random.default_rng(0).integers(50, 150, (20, 1, 4))
+    maps = np.array([[[0, 1, 2, 3]], [[3, 2, 1, 0]]])
+    counted = tokens.copy()
+    counted[10:] = tokens[10:, :, ::-1]
+    counts = saved(physical_count=counted, steps=np.arange(20), ep_size=2)
+    run = run_of(a__npz=counts, b__npz=saved(physical_to_logical_map=maps, steps=np.array([0, 10]), ep_size=2))
+    seen = ranks_of(run, 2)
+    assert np.array_equal(logical_tokens(seen), tokens)
+    assert np.array_equal(seen.tokens, counted.reshape(20, 1, 2, 2).sum(axis=3))
+
+
+def test_a_map_without_a_row_for_a_layer_leaves_only_that_one_open():
+    run = run_of(
+        a__npz=saved(physical_count=np.full((1, 3, 4), 7), layer_ids=[3, 4, 5], ep_size=2),
+        b__npz=saved(physical_to_logical_map=[[0, 1, 2, 3], [3, 2, 1, 0]], layer_ids=[3, 5], ep_size=2),
+    )
+    seen = ranks_of(run, 2)
+    assert seen.tokens.tolist() == [[[14, 14]] * 3]
+    assert logical_tokens(seen).sum(axis=2).tolist() == [[28, 0, 28]]
+    assert "none for layer 4" in seen.mapping

@@ -43,7 +43,8 @@ def test_the_text_says_what_it_gains_and_on_what(file):
     text = invoke(file, "--slots", 24, "--gpus", 8).output
     assert "16 experts in 24 slots (8 redundant), 8 GPUs, global, equal split" in text
     assert "later half, planned on the first" in text
-    assert "traffic that was not planned on" in text
+    [line] = [x for x in text.splitlines() if x.startswith("conclusion: ")]
+    assert "of MoE time saved against the trivial plan, on traffic that was not planned on" in line
 
 
 def test_slots_default_to_a_permutation(file):
@@ -60,7 +61,9 @@ def test_a_current_plan_moves_little_and_pays(file, tmp_path):
     assert d["payback"]["steps"] == pytest.approx(
         d["payback"]["stall_seconds"] / d["payback"]["gain_seconds_per_step"]
     )
-    assert "payback: after" in invoke(*words, "--stall-ms", 900).output
+    text = invoke(*words, "--stall-ms", 900).output
+    assert "payback: after" in text
+    assert "against the current placement, on traffic that was not planned on; paid after" in text
     note = "note: the current placement has 24 slots a layer; --slots 24 plans for as many"
     assert note in invoke(file, "--gpus", 8, "--current", trivial).output
     assert note not in invoke(file, "--slots", 24, "--gpus", 8, "--current", trivial).output
@@ -73,7 +76,7 @@ def test_the_plan_itself_is_kept(file, tmp_path):
     plan = tmp_path / "plan.json"
     assert invoke(file, "--slots", 24, "--gpus", 8, "-o", plan).exit_code == 0
     result = invoke(file, "--slots", 24, "--gpus", 8, "--current", plan)
-    assert "keep it" in result.output
+    assert "conclusion: keep the current placement" in result.output
     assert "moves: 0 of 72 slots" in result.output
 
 
@@ -121,3 +124,17 @@ def test_what_cannot_be_is_told(file, words, what):
     assert result.exit_code == 2
     assert what in result.stderr
     assert result.exception is None or isinstance(result.exception, SystemExit)
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm", "vllm-ascend", "trtllm", "eplb"])
+def test_every_engine_gets_a_file_that_is_read_again(file, tmp_path, engine):
+    out = tmp_path / f"plan.{'yaml' if engine == 'trtllm' else 'json'}"
+    words = (file, "--slots", 24, "--gpus", 8)
+    made = json.loads(invoke(*words, "--for", engine, "-o", out, "--format", "json").stdout)
+    again = invoke(*words, "--current", out, "--format", "json")
+    assert again.exit_code == 0, again.output
+    back = json.loads(again.stdout)
+    assert back["moved_slots"] == 0
+    assert back["mean_current"] == pytest.approx(made["mean_balancedness"])
+    assert np.array_equal(np.sort(back["physical_to_logical"]), np.sort(made["physical_to_logical"]))
+    assert f"written: {out}" in invoke(*words, "--for", engine, "-o", out, "--force").output

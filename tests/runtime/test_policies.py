@@ -176,7 +176,7 @@ def test_bias_moves_against_the_load():
         ("salted:pepper=1", "its options: seed, salt"),
         ("salted:batch=4", "its options: seed, salt"),
         ("capacity:mode=lose", "drop, spill, reroute"),
-        ("temperature:value=0", "above 0"),
+        ("temperature:value=0", "a number from 1e-06"),
         ("salted:seed=99999999999999999999", "a whole number"),
         ("plain:x=1", "none"),
     ],

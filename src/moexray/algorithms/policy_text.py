@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 __all__ = ["split_policy"]
 
 FIXED = ("logits", "k", "fill", "hold")  # parameters of a policy that are no options
-LARGEST = 2**63 - 1  # of a whole number: seeds are 64-bit
+LARGEST = {int: 2**63 - 1, float: 1e9}  # seeds are 64-bit; noise and margins stay within float32
+SMALLEST = 1e-6  # of what must be above 0: scores are divided by it
 
 
 def split_policy(
@@ -66,7 +67,8 @@ def _value(said: str, key: str, value: str, default: Any) -> Any:
         number = math.nan
     above = key in ("value", "factor")
     least = 1 if key == "batch" else 0
-    if not math.isfinite(number) or not least <= number <= LARGEST or (above and number <= 0):
+    low, high = SMALLEST if above else least, LARGEST[type(default)]
+    if not math.isfinite(number) or not low <= number <= high:
         kind = "a whole number" if isinstance(default, int) else "a number"
-        raise UsageError(said, hint=f"{kind} {'above 0' if above else f'from {least}'}")
+        raise UsageError(said, hint=f"{kind} from {low} to {high:g}")
     return number

@@ -18,12 +18,14 @@ from moexray.analyse.stated_ep import stated_ep
 from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from moexray.analyse.routing import Load
     from moexray.core.run import Batch, Run
 
 __all__ = [
     "LayerBalance", "Ranks", "ep_size", "layer_balance", "logical_tokens", "mean_and_time",
-    "placements", "to_ranks", "whole_model",
+    "misfit", "placements", "to_ranks", "whole_model",
 ]  # fmt: skip
 
 MAX_BLOCKS = 64
@@ -39,7 +41,8 @@ class Ranks:
         tokens: [steps, layers, ranks].
         mapping: How units were mapped, in words.
         given: The placement was given, not assumed.
-        slots: [layers, slots] logical expert per slot, where known.
+        slots: [layers, slots] logical expert per slot, where known; the last map.
+        versions: (first step, such a map) for each map that was in force while slots were counted.
     """
 
     load: Load
@@ -47,6 +50,7 @@ class Ranks:
     mapping: str
     given: bool
     slots: np.ndarray | None = None
+    versions: tuple[tuple[int, np.ndarray], ...] = ()
 
     def part(self, steps: slice) -> Ranks:
         """The same for some of the steps."""
@@ -140,7 +144,21 @@ def to_ranks(run: Run, load: Load, ranks: int) -> Ranks | None:
         extra = units % ranks
         edges = np.cumsum([0, *([units // ranks + 1] * extra), *([units // ranks] * (ranks - extra))])
     tokens = np.add.reduceat(cube, edges[:-1], axis=-1)
-    return Ranks(load, tokens, "contiguous placement assumed (none is given)", given=False)
+    why = misfit(run, load) or "none is given"
+    return Ranks(load, tokens, f"contiguous placement assumed ({why})", given=False)
+
+
+def misfit(run: Run, load: Load) -> str:
+    """Why a placement that lies beside a load is not its own; empty where there is none, or it fits."""
+    near = [b for b in run.batches("placement") if folder(b.source) == folder(load.source)]
+    if not near or placements(run, load) is not None:
+        return ""
+    slots, units = near[-1].columns["slots"], load.tokens.shape[-1]
+    if load.axis == "physical":
+        return f"the map has {slots.shape[1]} slots, {units} were counted: of another dump"
+    if int(slots.max()) >= units:
+        return f"the map names expert {int(slots.max())} of {units} counted: of another model"
+    return f"the map has {slots.shape[1]} slots for {units} experts"
 
 
 def _by_placement(load: Load, batch: Batch, ranks: int) -> Ranks:
@@ -148,35 +166,49 @@ def _by_placement(load: Load, batch: Batch, ranks: int) -> Ranks:
     cube = load.tokens
     slots = batch.columns["slots"].shape[1]
     of_slot = np.arange(slots) // (slots // ranks)
+    versions = [(int(s), _maps_of_layers(batch, load, int(s))) for s in np.unique(batch.columns["step"])]
+    maps = versions[-1][1]
+    lost = [str(y) for y, row in zip(load.layers, maps, strict=True) if (row < 0).all()]
+    without = f", none for layer {', '.join(lost[:8])}" if lost else ""
     if load.axis == "physical":
         tokens = np.stack([cube[..., of_slot == r].sum(axis=-1) for r in range(ranks)], axis=-1)
-        maps = _maps_of_layers(batch, load, int(batch.columns["step"].max()))
-        return Ranks(load, tokens, "slots of the recorded placement", given=True, slots=maps)
+        one = ", one map for all steps" if len(versions) == 1 < len(cube) else ""
+        mapping = f"slots of the recorded placement{one}{without}"
+        return Ranks(load, tokens, mapping, given=True, slots=maps, versions=tuple(versions))
     tokens = np.zeros((*cube.shape[:2], ranks))
-    changes = np.unique(batch.columns["step"])
-    maps = _maps_of_layers(batch, load, int(changes[-1]))
-    for i, begin in enumerate(changes):
-        used = (load.steps >= begin) | (i == 0)
-        if i + 1 < len(changes):
-            used &= load.steps < changes[i + 1]
-        maps = _maps_of_layers(batch, load, int(begin))
+    for used, version in _in_force(load, versions):
         for y in range(cube.shape[1]):
             share = np.zeros((cube.shape[2], ranks))
-            filled = maps[y] >= 0
-            np.add.at(share, (maps[y][filled], of_slot[filled]), 1.0)
+            filled = version[y] >= 0
+            np.add.at(share, (version[y][filled], of_slot[filled]), 1.0)
             share /= np.maximum(share.sum(axis=1, keepdims=True), 1.0)
             tokens[used, y] = cube[used, y] @ share
     name = "" if batch.source in load.sources else f" of {batch.source}"
-    return Ranks(load, tokens, f"placement{name}, equal split over replicas", given=True, slots=maps)
+    mapping = f"placement{name}, equal split over replicas{without}"
+    return Ranks(load, tokens, mapping, given=True, slots=maps)
+
+
+def _in_force(
+    load: Load, versions: Sequence[tuple[int, np.ndarray]]
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Steps (True where meant) and the map in force in them; the first one holds before itself, too."""
+    begins = [begin for begin, _ in versions]
+    at = np.maximum(np.searchsorted(begins, load.steps, side="right") - 1, 0)
+    for i, (_, slots) in enumerate(versions):
+        yield at == i, slots
 
 
 def _maps_of_layers(batch: Batch, load: Load, step: int) -> np.ndarray:
-    """[layers, slots] in force at a step, one row per layer of the load."""
+    """[layers, slots] in force at a step, one row per layer of the load; -1 where the map has none."""
     rows = batch.columns["step"] == step
     labels, slots = batch.columns["layer"][rows], batch.columns["slots"][rows]
     known = {int(y): i for i, y in enumerate(labels)}
-    picks = [known.get(int(y), i if i < len(slots) else 0) for i, y in enumerate(load.layers)]
-    return np.asarray(slots[picks])
+    named = [known.get(int(y)) for y in load.layers]
+    if None in named and len(slots) == 1:
+        return np.repeat(slots, len(named), axis=0)
+    if None in named and len(slots) == len(named):
+        return np.asarray(slots)
+    return np.stack([np.full(slots.shape[1], -1) if i is None else slots[i] for i in named])
 
 
 def logical_tokens(ranks: Ranks) -> np.ndarray | None:
@@ -186,11 +218,12 @@ def logical_tokens(ranks: Ranks) -> np.ndarray | None:
         return load.tokens
     if load.axis != "physical" or ranks.slots is None:
         return None
-    out = np.zeros((*load.tokens.shape[:2], int(ranks.slots.max()) + 1), load.tokens.dtype)
-    for y in range(load.tokens.shape[1]):
-        used = ranks.slots[y] >= 0
-        for slot in np.flatnonzero(used):
-            out[:, y, ranks.slots[y][slot]] += load.tokens[:, y, slot]
+    experts = max(int(slots.max()) for _, slots in ranks.versions) + 1
+    out = np.zeros((*load.tokens.shape[:2], experts), load.tokens.dtype)
+    for steps, version in _in_force(load, ranks.versions):
+        for y in range(load.tokens.shape[1]):
+            for slot in np.flatnonzero(version[y] >= 0):
+                out[steps, y, version[y][slot]] += load.tokens[steps, y, slot]
     return out
 
 

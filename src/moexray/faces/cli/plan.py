@@ -217,17 +217,7 @@ def _from(seen: Traffic) -> list[str]:
 
 def _verdict(made: Plan, d: dict[str, Any]) -> list[str]:
     """What it can gain, what it moves, when that has paid."""
-    than = "the current placement" if made.options.current is not None else "the trivial plan"
-    best = made.later.time_saved if made.later else made.time_saved
-    on = "traffic that was not planned on" if made.later else "the same traffic (there is no later half)"
-    if d["moved_slots"] == 0:
-        out = ["gain: none; the current placement is as good as a new one within --slack: keep it"]
-    elif best > NOTHING:
-        out = [f"gain: at most {best:.1%} of MoE time: the busiest GPUs carry that much less than with"]
-        out.append(f"      {than}, on {on}")
-    else:
-        more = f"{-best:.1%} more than" if best < -NOTHING else "as much as"
-        out = [f"gain: none; on {on} the busiest GPUs carry {more} with {than}"]
+    out = [f"conclusion: {_conclusion(made, d)}"]
     if d["moved_slots"] is not None:
         size = "" if d["moved_bytes"] is None else f", {human(d['moved_bytes'], 'bytes')} of weights"
         total = made.shape.slots * len(d["layers"])
@@ -241,6 +231,26 @@ def _verdict(made: Plan, d: dict[str, Any]) -> list[str]:
             steps = f"{math.ceil(paid['steps']):,}"
             out.append(f"payback: after {steps} steps ({stall} of stall, {gain} saved per step)")
     return out
+
+
+def _conclusion(made: Plan, d: dict[str, Any]) -> str:
+    """One line: whether to take the plan, and for what."""
+    current = made.options.current is not None
+    than = "the current placement" if current else "the trivial plan"
+    best = made.later.time_saved if made.later else made.time_saved
+    on = f"on {'traffic that was not planned on' if made.later else 'the same traffic (there is no later half)'}"
+    if d["moved_slots"] == 0:
+        return "keep the current placement: a new one is no better within --slack"
+    if best <= NOTHING:
+        more = f"{-best:.1%} more" if best < -NOTHING else "as much"
+        keep = "keep the current placement" if current else "no gain"
+        return f"{keep}: {on} the busiest GPUs would carry {more}"
+    gain = f"at most {best:.1%} of MoE time saved against {than}, {on}"
+    paid = d["payback"]
+    if paid is None:
+        return gain
+    when = "never paid" if paid["steps"] is None else f"paid after {math.ceil(paid['steps']):,} steps"
+    return f"{gain}; {when}"
 
 
 def _files(made: Plan, output: Path | None, options: dict[str, Any]) -> list[str]:

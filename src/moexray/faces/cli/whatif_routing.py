@@ -76,7 +76,10 @@ def describe(
                 sources[-1]["not_tried"].append(str(why.args[0]))
                 continue
             rows.append({"source": scores.source, "policy": policy.text, **effect})
-    return {"schema": "moexray.whatif.routing/1", "sources": sources, "policies": rows}
+    problems = [{"source": path, "text": problem.text} for path, problem in run.problems]
+    return {
+        "schema": "moexray.whatif.routing/1", "sources": sources, "policies": rows, "problems": problems,
+    }  # fmt: skip
 
 
 def _shape(scores: Scores, gpus: int, slots: int | None, nodes: int) -> Shape:
@@ -121,11 +124,34 @@ def _text(d: dict[str, Any]) -> str:
         if left := len(s["not_tried"]):
             out.append(f"  {left} policies not tried: without router scores the next best expert is unknown")
         out.append("")
+    for s in d["sources"]:
+        name = f" for {s['source']}" if len(d["sources"]) > 1 else ""
+        rows = [r for r in d["policies"] if r["source"] == s["source"]]
+        out.append(f"conclusion{name}: {_conclusion(rows)}")
+    out += [f"problem: {p['source']}: {p['text']}" for p in d["problems"]]
     over = d["sources"][0]["balancedness_over"]
     out.append(f"load std: of choices per expert; balanced: mean / max over {over}")
     out.append("flipped: choices that change; ties: tokens with equal scores at place k; output: part of")
     out.append("the gate weight that moves to other experts or is lost (0: same output). Means over layers.")
     return "\n".join(out)
+
+
+def _conclusion(rows: list[dict[str, Any]]) -> str:
+    """One line: what evens the load most and what it costs, what does nothing, what harms."""
+    felt = [r for r in rows if r["effect"] != "none"]
+    better = [r for r in felt if r["load_std_after"] < r["load_std_before"]]
+    none = [r["policy"] for r in rows if r["effect"] == "none" and r["policy"] != "plain"]
+    worse = [r["policy"] for r in felt if r["load_std_after"] >= r["load_std_before"]]
+    if better:
+        best = min(better, key=lambda r: r["load_std_after"])
+        even = f"balancedness {best['balancedness_before']:.3f} -> {best['balancedness_after']:.3f}"
+        cost = f"{best['output_change']:.1%} of the output changes: test the answers"
+        out = [f"{best['policy']} evens the load most ({even}; {cost})"]
+    else:
+        out = ["no policy that was tried evens the load"]
+    out += [f"no effect on the load: {', '.join(none)}"] * bool(none)
+    out += [f"less even: {', '.join(worse)}"] * bool(worse)
+    return "; ".join(out)
 
 
 def _cells(r: dict[str, Any]) -> str:

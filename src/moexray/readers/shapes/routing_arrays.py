@@ -18,7 +18,7 @@ from moexray.readers.shapes.routing_facts import (
     layer_ids,
     whole_labels,
 )
-from moexray.readers.shapes.routing_tokens import arm_of, put_logits, put_routes
+from moexray.readers.shapes.routing_tokens import LARGEST_ID, arm_of, put_logits, put_routes
 from moexray.readers.shapes.routing_words import (
     axis_of,
     count_columns,
@@ -147,6 +147,8 @@ def _cube(array: np.ndarray, facts: Facts) -> np.ndarray:
         labelled = facts.steps is not None and len(facts.steps) == rows and rows > 1
         fits = layers == rows or (facts.layers is not None and len(facts.layers) == rows)
         return array[:, None, :] if labelled and not fits else array[None]
+    while array.ndim > 3 and array.shape[-1] == 1:
+        array = array[..., 0]
     while array.ndim > 3:  # a rank or micro-batch axis between layers and units: what was sent in all
         array = array.sum(axis=-2)
     steps_first = facts.steps is not None and len(facts.steps) == array.shape[0] != array.shape[1]
@@ -216,6 +218,10 @@ def _placement(array: np.ndarray, facts: Facts, source: Source, out: Reading, *,
     ids = whole_labels(array)
     if ids is None:
         out.problem("input.dirty_table", "a placement holds values that are no expert ids", lost=None)
+        return
+    if ids.min() < -1 or not 0 <= ids.max() <= LARGEST_ID:
+        text = f"a placement holds {ids.min()} to {ids.max()}, which are no expert ids: it is not used"
+        out.problem("input.dirty_table", text, lost=None)
         return
     array = ids
     if inverse:

@@ -13,10 +13,12 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
-__all__ = ["arm_of", "put_logits", "put_routes"]
+__all__ = ["LARGEST_ID", "arm_of", "put_logits", "put_routes"]
 
+LARGEST_ID = 65_535  # of an expert or slot; models have up to some hundreds
 MAX_K = 32  # experts per token; today's models choose 1 to 22
 SENTINEL = 255  # what recorders of 8-bit ids leave in unused slots (sglang#9499)
+LARGEST_SCORE = 1e30  # sums and products of a few such scores still fit float32; routers give some tens
 ARMS = frozenset(
     (
         "a", "b", "ref", "reference", "base", "baseline", "test", "fp32", "f32", "float32", "bf16",
@@ -46,11 +48,15 @@ def put_routes(
     cube = _layers_tokens(ids if ids.ndim > 1 else ids[:, None], facts)
     layers, tokens, k = cube.shape
     experts = facts.whole("num_physical") or facts.whole("num_experts")
-    cube, dropped = _without_padding(cube, experts)
+    cube = _known_ids(cube, experts, facts, out)
+    cube, dropped = _without_padding(cube)
+    if k > MAX_K:
+        return
+    if dropped == k:
+        out.notes.append("; ".join(p.text for p in out.problems) or "all ids are padding or a sentinel")
+        return
     if dropped:
         out.notes.append(f"{dropped} columns of ids hold padding or a sentinel and are left out")
-    if cube.shape[-1] == 0 or k > MAX_K:
-        return
     columns = {
         "layer": np.repeat(layer_ids(facts, layers), tokens),
         "token": np.tile(np.arange(tokens), layers),
@@ -65,12 +71,25 @@ def put_routes(
                     layout=facts.layout, **(batch_facts(facts) | more))  # fmt: skip
 
 
-def _without_padding(cube: np.ndarray, experts: int | None) -> tuple[np.ndarray, int]:
-    """Drops columns that are padding (-1) or one sentinel throughout; marks single ones as -1."""
+def _known_ids(cube: np.ndarray, experts: int | None, facts: Facts, out: Reading) -> np.ndarray:
+    """Ids as int32, -1 where there is none; ids that no expert has are named."""
     import numpy as np
 
-    flat = cube.reshape(-1, cube.shape[-1]).astype(np.int32)
-    flat[(flat < 0) | ((flat >= experts) if experts else False)] = -1
+    end = experts or LARGEST_ID + 1
+    none = (cube == -1) | (cube == end) | ((cube == SENTINEL) & (end <= SENTINEL))  # how engines pad
+    odd = ((cube < -1) | (cube > end)) & ~none
+    if odd.any():
+        layer, token, _ = at = tuple(int(i) for i in np.argwhere(odd)[0])
+        where = f"layer {int(layer_ids(facts, len(cube))[layer])}, token {token}"
+        lost = int(odd.sum())
+        text = f"expert {cube[at]} in {where} of 0 to {end - 1}; {lost} of {cube.size} choices are not used"
+        out.problem("input.dirty_table", text, where=where, lost=lost, values={"row": token})
+    return np.where(none | odd, -1, cube).astype(np.int32)
+
+
+def _without_padding(cube: np.ndarray) -> tuple[np.ndarray, int]:
+    """Drops columns that are padding (-1) or one sentinel throughout."""
+    flat = cube.reshape(-1, cube.shape[-1])
     flat[:, (flat == SENTINEL).all(axis=0)] = -1
     keep = ~(flat == -1).all(axis=0)
     return flat[:, keep].reshape(*cube.shape[:2], int(keep.sum())), int((~keep).sum())
@@ -91,19 +110,21 @@ def _layers_tokens(array: np.ndarray, facts: Facts) -> np.ndarray:
 def put_logits(
     array: np.ndarray, name: str, arm: str | None, facts: Facts, source: Source, out: Reading
 ) -> None:
-    """Adds scores of every expert to the table; rows that are not finite are named and left out."""
+    """Adds scores of every expert to the table; rows that no router gives are named and left out."""
     import numpy as np
 
     cube = _layers_tokens(array, facts)
     layers, tokens, experts = cube.shape
-    values = np.ascontiguousarray(cube.reshape(layers * tokens, experts).astype(np.float32))
-    sound = np.isfinite(values).all(axis=1)
+    with np.errstate(over="ignore"):  # what does not fit is left out below
+        values = np.ascontiguousarray(cube.reshape(layers * tokens, experts).astype(np.float32))
+    usable = np.abs(values) <= LARGEST_SCORE  # NaN is not
+    sound = usable.all(axis=1)
     precision = str(array.dtype) if array.dtype.itemsize < 4 else _precision(values[sound], str(array.dtype))
     if not sound.all():
-        row, column = (int(x) for x in np.argwhere(~np.isfinite(values))[0])
+        row, column = (int(x) for x in np.argwhere(~usable)[0])
         bad = int((~sound).sum())
         where = f"{name}: row {row}, column {column}"
-        out.problem("input.dirty_table", f"{values[row, column]} in {where}; {bad} rows are not used",
+        out.problem("input.dirty_table", f"{values[row, column]:g} in {where}; {bad} rows are not used",
                     where=where, lost=bad, values={"row": row, "column": column})  # fmt: skip
     more = {"arm": arm} if arm else {}
     near_one = bool(values[sound].size) and bool((values[sound] >= 0).all())
