@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from moexray.core.errors import MoexrayError, UsageError
+from moexray.core.errors import MoexrayError
 from moexray.live import jobs as jobs_module
 from moexray.live.hook import Hook, Options, read_alerts
-from moexray.live.jobs import Jobs, make_job
+from moexray.live.jobs import Jobs
 from moexray.live.page import Page
-from moexray.live.runs import Argo, Grafana, Local, Result, RetryError, latest_bundle, workflow
+from moexray.live.runs import Argo, Grafana, Local, Result, RetryError
 from moexray.live.serve import Reply, Server
 
 INCIDENT = Path(__file__).resolve().parents[2] / "examples" / "incident"
@@ -237,39 +237,6 @@ def test_a_killed_hook_goes_on_where_it_was(hooked, tmp_path):
     assert post(third, message(alert("a1")))[1]["known"]
 
 
-def test_killed_between_the_two_steps_of_the_end(tmp_path):
-    jobs = Jobs(tmp_path)
-    job = make_job("ab", START, {})
-    jobs.offer(job)
-    waiting = (tmp_path / "queue" / f"{job.key}.json").read_bytes()
-    jobs.finish(jobs.take(), "done", verdict="none")
-    (tmp_path / "queue" / f"{job.key}.json").write_bytes(waiting)
-    again = Jobs(tmp_path)
-    assert again.take() is None
-    assert [j.state for j in again.listed()] == ["done"]
-
-
-def test_a_damaged_job_is_set_aside(tmp_path):
-    Jobs(tmp_path)
-    for name, text in (("a.json", "{"), ("b.json", '{"key": "x"}'), ("c.json", "[]")):
-        (tmp_path / "queue" / name).write_text(text)
-    assert Jobs(tmp_path).listed() == []
-    assert sorted(p.suffix for p in (tmp_path / "queue").iterdir()) == [".bad"] * 3
-
-
-def test_old_jobs_and_reports_are_forgotten(tmp_path, monkeypatch):
-    monkeypatch.setattr(jobs_module, "KEPT", 3)
-    jobs = Jobs(tmp_path)
-    for i in range(6):
-        jobs.offer(make_job(f"{i:x}", START, {}))
-        job = jobs.take()
-        (jobs.reports / f"{job.key}.html").write_text("x")
-        jobs.finish(job, "done")
-        jobs.resolve(make_job(f"e{i:x}", START, {}).key, START)
-    assert len(jobs.listed()) == len(list(jobs.reports.iterdir())) == len(list((tmp_path / "done").iterdir())) == 3
-    assert len(list((tmp_path / "early").iterdir())) == 3
-
-
 def test_no_more_runs_at_a_time_than_allowed(hooked):
     gate, runs = threading.Event(), Runs()
     runs.gate = gate
@@ -344,27 +311,6 @@ def test_a_run_without_anything_to_diagnose(hooked, tmp_path):
     assert (job.state, "diagnose ended with 2" in job.note) == ("failed", True)
 
 
-def test_a_run_is_bounded_in_time(tmp_path):
-    with pytest.raises(MoexrayError, match="more than 0 s"):
-        Local(INCIDENT, timeout_s=0.01)(make_job("ab", START, {}), tmp_path)
-
-
-def test_the_newest_recording_is_taken(tmp_path):
-    import os
-
-    assert latest_bundle(tmp_path) == tmp_path
-    for i, name in enumerate(("new", "old", "no")):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "x").write_text("")
-        if name != "no":
-            (tmp_path / name / "manifest.json").write_text("{}")
-        for item in (*(tmp_path / name).iterdir(), tmp_path / name):
-            os.utime(item, (1000 - i, 1000 - i))
-    assert latest_bundle(tmp_path).name == "new"
-    os.utime(tmp_path / "old" / "x")
-    assert latest_bundle(tmp_path).name == "old"
-
-
 class ArgoStandIn:
     """A stand-in for an Argo server: it checks the path and the keys, and runs nothing."""
 
@@ -403,15 +349,3 @@ def test_argo_stand_in_that_refuses_is_not_asked_again(hooked):
     [job] = settled(hook, 1)
     argo.server.close()
     assert (job.state, "answers 403" in job.note, len(argo.bodies)) == ("failed", True, 1)
-
-
-def test_a_workflow_has_nothing_but_strings_from_the_alert():
-    body = workflow(make_job("ab", START, {"rank": "0"}), "ns", "t")
-    assert all(isinstance(p["value"], str) for p in body["spec"]["arguments"]["parameters"])
-    assert body["metadata"]["name"].removeprefix("moexray-").isalnum()
-
-
-def test_a_state_folder_that_cannot_be_made(tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(UsageError, match="cannot be written"):
-        Jobs(tmp_path / "file")
