@@ -2,6 +2,7 @@
 
 In a notebook: `run = moexray.read("incident/")`, `run.tables["routing"]`, `moexray.diagnose(run)`,
 `moexray.whatif(run, "memory")`, `moexray.compare(before, after)`; see docs/api.md.
+In a serving process: `moexray.attach(model)`; see docs/attach.md.
 """
 
 import importlib
@@ -11,8 +12,8 @@ from typing import Any
 
 __version__ = "0.1.0"
 __all__ = [
-    "Answer", "Diagnosis", "MoexrayError", "Run", "__version__", "check", "compare", "diagnose", "read",
-    "whatif",
+    "Answer", "Diagnosis", "MoexrayError", "Run", "__version__", "attach", "check", "compare", "diagnose",
+    "read", "whatif",
 ]  # fmt: skip
 
 # These two are packages of moexray, too: as modules that can be called they are both.
@@ -43,6 +44,8 @@ sys.modules[__name__].__class__ = _Package
 def __getattr__(name: str) -> Any:
     if name in _CALLED:
         return importlib.import_module(f".{name}", __name__)
+    if name == "attach":  # into a serving process: nothing of the rest is loaded
+        return importlib.import_module(".runtime.attach", __name__).attach
     if name in __all__:
         return getattr(_notebook(), name)
     raise AttributeError(f"module 'moexray' has no attribute {name!r}")

@@ -84,7 +84,8 @@ def test_ids_that_name_no_expert_are_not_counted(folder):
 
 @pytest.mark.parametrize("slots", [6, 7, 100])
 @pytest.mark.parametrize("sites", [[0, 1], [1], [1, 0], [0, 0, 1]])
-def test_calls_held_back_to_the_end_of_a_step_leave_what_single_writes_leave(folder, slots, sites):
+@pytest.mark.parametrize("lists", [False, True])
+def test_calls_held_back_to_the_end_of_a_step_leave_what_single_writes_leave(folder, slots, sites, lists):
     random = np.random.default_rng(3)
     one, together = small(folder, slots, ids=3), small(folder, slots, ids=3)
     for step in range(9):
@@ -92,6 +93,8 @@ def test_calls_held_back_to_the_end_of_a_step_leave_what_single_writes_leave(fol
         for site, t0, t1, ids in calls:
             one.write(site, step, t0, t1, len(ids), ids)
         one.step(step, 0, 5, 3, own_ns=2)
+        if lists:
+            calls = [(site, t0, t1, ids.tolist()) for site, t0, t1, ids in calls]
         together.step(step, 0, 5, 3, own_ns=2, calls=calls)
         assert together._memory[65536:] == one._memory[65536:]
         assert RingReader(together.path).live() == RingReader(one.path).live()

@@ -70,7 +70,7 @@ class Recorder:
     def __init__(self, bundle: Bundle, wanted: Wanted) -> None:
         self.bundle, self._wanted = bundle, wanted
         self.missed = {"records": 0, "scrapes": 0, "failures": 0}
-        self._drain = None if wanted.rings is None else Drain(wanted.rings, remove=True)
+        self._drain = None if wanted.rings is None else Drain(wanted.rings, remove=bool(wanted.command))
         self._began = time.time()
         self._due = {"scrape": 0.0, "host": 0.0, "manifest": 0.0}
         self._failures: dict[Path, int] = {}

@@ -67,7 +67,7 @@ __all__ = [
 
 MAX_BYTES = 16 << 20  # of a ring: 5 s of 58 layers x 256 experts at 50 steps a second
 STALE_S = 600  # rings of dead writers that nobody drained are removed after so long (our choice)
-Call = tuple[int, int, int, "np.ndarray[Any, Any]"]  # site, t0_ns, t1_ns, ids [rows, k]
+Call = tuple[int, int, int, "np.ndarray[Any, Any] | list[list[int]]"]  # site, t0_ns, t1_ns, ids [rows, k]
 
 _PACK = struct.Struct("<QqqqqQihHII")
 _HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
@@ -166,11 +166,12 @@ class Ring:
             rows: Tokens.
             own_ns: What recording it cost, as far as it was measured.
             calls: Counted together: in a running model that costs a fraction of one `write` each, whose code
-                the model's own work has driven out of the caches.
+                the model's own work has driven out of the caches. Where all ids are lists, without numpy.
         """
         with self._lock:
             if calls:
-                self._put_calls(step, calls)
+                few = all(isinstance(call[3], list) for call in calls)
+                (self._put_few if few else self._put_calls)(step, calls)
             number, live = self._n, self._live
             at = number % self._slots
             place = self._first + at * self._size
@@ -182,11 +183,35 @@ class Ring:
             live[_STEP_NS] += max(t1_ns - t0_ns, 0)
             live[_BEAT] = t1_ns
 
+    def _put_few(self, step: int, calls: Sequence[Call]) -> None:
+        """Calls of few pairs without numpy, whose code is cold in a running model; the interpreter's is not."""
+        first, slots, size, number = self._first, self._slots, self._size, self._n
+        layers, memory, cells, experts = self._layers, self._memory, self._cells, self._experts
+        for seq, (site, t0, t1, ids) in enumerate(calls, number):
+            place = first + seq % slots * size
+            rows, pairs = len(ids), sum(map(len, ids))
+            _PACK.pack_into(memory, place, seq, step, t0, t1, 0, 0, layers[site], site, ROUTER, rows, pairs)
+            at = place + RECORD.itemsize
+            memory[at : at + len(self._blank)] = self._blank
+            at //= 4
+            totals = self._sums[site]
+            for row in ids:
+                for expert in row:
+                    if 0 <= expert < experts:
+                        cells[at + expert] += 1
+                        totals[expert] += 1
+            self._tokens[site] += rows
+            if self._keep:
+                flat = [expert for row in ids for expert in row][: self._keep]
+                self._ids[seq % slots, : len(flat)] = flat
+        self._live[_HEAD] = self._n = number + len(calls)
+
     def _put_calls(self, step: int, calls: Sequence[Call]) -> None:
-        counts, number = self._count(calls), self._n
+        arrays = [np.asarray(call[3]) for call in calls]
+        counts, number = self._count(arrays), self._n
         first, slots, size, layers, memory = self._first, self._slots, self._size, self._layers, self._memory
         sites = [call[0] for call in calls]
-        for seq, (site, t0, t1, ids) in enumerate(calls, number):
+        for seq, ((site, t0, t1, _), ids) in enumerate(zip(calls, arrays, strict=True), number):
             rows, pairs = len(ids), ids.size
             place = first + seq % slots * size
             _PACK.pack_into(memory, place, seq, step, t0, t1, 0, 0, layers[site], site, ROUTER, rows, pairs)
@@ -205,11 +230,11 @@ class Ring:
                 self._totals[site] += row
         self._live[_HEAD] = self._n = number + len(calls)
 
-    def _count(self, calls: Sequence[Call]) -> np.ndarray[Any, Any]:
+    def _count(self, arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
         """int64 [calls, experts]."""
-        experts, count = self._experts, len(calls)
-        sizes = [call[3].size for call in calls]
-        flat = np.concatenate([call[3].reshape(-1) for call in calls])
+        experts, count = self._experts, len(arrays)
+        sizes = [ids.size for ids in arrays]
+        flat = np.concatenate([ids.reshape(-1) for ids in arrays])
         cells = flat + np.repeat(np.arange(0, count * experts, experts), sizes)
         if flat.size and (flat.min() < 0 or flat.max() >= experts):
             cells = cells[(flat >= 0) & (flat < experts)]
@@ -272,6 +297,9 @@ class Ring:
         self._values[:] = np.nan
         self._table = layout.totals(memory).view(np.int64)  # as bincount counts: no cast
         self._totals, self._in_order = list(self._table), list(range(layout.routers))
+        self._sums = [memoryview(row) for row in layout.totals(memory)]
+        self._cells = memoryview(memory)[: layout.size // 4 * 4].cast("I")
+        self._blank = bytes(4 * layout.experts)
         self._tokens = memoryview(layout.tokens(memory))
         slots = layout.slots_of(memory)
         end = RECORD.itemsize + 4 * layout.experts
