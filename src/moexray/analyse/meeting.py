@@ -7,7 +7,7 @@ the caller chooses per kind; *by chance* is the share of the series' time that l
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from moexray.analyse.alignment import Alignment, align
@@ -67,6 +67,15 @@ class Meeting:
     def longest_s(self) -> float:
         """The longest of them; of all stalls if none meets an episode."""
         return max(x.value_s for x in self.hit or self.found)
+
+    def filled(self, episode: int) -> float:
+        """Share of an episode that one stall fills; 1 where stamps do not tell."""
+        e = self.episodes[episode]
+        start, end = e.start_s, e.end_s
+        whole = all(r["t_s"] == round(r["t_s"]) for r in e.rows if r["t_s"] is not None)
+        if whole or not end > start:
+            return 1.0
+        return max(min(end, x.end_s) - max(start, x.start_s) for x in self.found) / (end - start)
 
     def confidence(self, best: float) -> float:
         """The confidence, lowered where the clocks were related by an assumption."""
@@ -156,7 +165,7 @@ def _meet(
         if inside:
             hits[k] = min(inside, key=lambda i: abs(moved[i][0].start_s + moved[i][1] - stall.start_s))
             met.update(inside)
-    kept = [e for e, _, _ in moved]
+    kept = [replace(e, start_s=e.start_s + offset, end_s=e.end_s + offset) for e, offset, _ in moved]
     return Meeting(s, found, kept, hits, frozenset(met), _covered(spans, s.span), how)
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from moexray.analyse.gaps import COMPILING
 from moexray.analyse.timeline import DRIVER, OPERATOR, PYTHON, RUNTIME, Cover
 from moexray.analyse.timeline_comm import launch_times
-from moexray.analyse.timeline_host import COLLECT, DEVICE_MEMORY, RELEASE
+from moexray.analyse.timeline_host import COLLECT, DEVICE_MEMORY, RELEASE, has_host
 from moexray.analyse.timeline_late import USUAL
 from moexray.core.pattern import lazy
 
@@ -216,6 +216,8 @@ def _ready(c: Collectives, order: NDArray[np.int64], last: NDArray[np.int64]) ->
     out = np.full((len(c.profiles), len(order)), -np.inf)
     step = np.searchsorted(last, np.arange(len(order)))  # after the last one comes an unfinished step
     for rank, profile in enumerate(c.profiles):
+        if not has_host(profile):
+            continue
         columns = order[last]
         ended = np.where(c.present[rank, columns], c.end[rank, columns], -1)
         begin = np.where(step > 0, ended[np.maximum(step - 1, 0)], -1)

@@ -49,16 +49,9 @@ VICTIMS = frozenset({"comm.timeout_near", "comm.no_progress"})  # their rank is 
 
 
 def unique(findings: Iterable[Finding]) -> list[Finding]:
-    """Keeps one finding per id and subject (rank, device, layer): the most certain one.
-
-    A question is dropped where another input answered it: the same id is found for certain.
-    """
-    findings = list(findings)
+    """Keeps one finding per id and subject (rank, device, layer): the most certain one."""
     best: dict[tuple[object, ...], Finding] = {}
-    answered = {f.id for f in findings if not f.cannot_tell}
     for f in findings:
-        if f.cannot_tell and f.id in answered:
-            continue
         s = f.subject
         key = (f.id, s.rank, s.device, s.layer)
         if key not in best or f.confidence > best[key].confidence:
@@ -70,8 +63,11 @@ def link(findings: list[Finding]) -> list[Finding]:
     """Drops causes that were not found; adds the usual chains where a rule named none.
 
     A hypothesis ("cannot tell") is never the cause of a finding that is certain, and what stops
-    one rank is not the cause of what another rank does.
+    one rank is not the cause of what another rank does. A question that another input has answered
+    (the same id is found for certain) is dropped.
     """
+    answered = {f.id for f in findings if not f.cannot_tell}
+    findings = [f for f in findings if not f.cannot_tell or f.id not in answered]
     linked = []
     for f in findings:
         found = {c.id for c in findings if not c.cannot_tell and _reaches(c, f)}

@@ -19,6 +19,8 @@ class EngineLimits:
             share of the time in which one would meet it by chance (ours: a log full of lines
             meets every spike).
         rearrange_share: ratio; share of the rearrangements that must stall decoding.
+        rearrange_fill: ratio; share of such a rearrangement in which decoding must stall (ours: one that
+            runs in the background meets stalls of other causes by chance, for a part of its time).
         snapshot_share: ratio; share of the spikes that must begin within one dump of a dump.
         stuck_lines: count of falling negative countdowns in a row.
         overshoot: ratio of the interval; a negative countdown beyond it is no slow move (ours).
@@ -45,6 +47,7 @@ class EngineLimits:
     compile_share: float = 0.5
     beyond_chance: float = 0.3
     rearrange_share: float = 0.5
+    rearrange_fill: float = 0.8
     snapshot_share: float = 0.8
     stuck_lines: int = 2
     overshoot: float = 0.1

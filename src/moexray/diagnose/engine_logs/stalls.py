@@ -33,7 +33,8 @@ def rearrange_stall(run: Run, limits: Limits) -> list[Finding]:
         return []
     if not m.related:
         return [_unrelated("ep.rearrange_stall", "rearrangements", m)]
-    if not m.met or len(m.met) < limits.engine.rearrange_share * len(m.episodes):
+    filled = [i for i in m.met if m.filled(i) >= limits.engine.rearrange_fill]
+    if not filled or len(filled) < limits.engine.rearrange_share * len(m.episodes):
         return []
     if len(m.met) < 2 and m.share < 0.5:
         return []

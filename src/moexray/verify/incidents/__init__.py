@@ -7,6 +7,6 @@ cannot hide in it. `draw` makes a plan from a seed, `make` writes its bundle and
 from __future__ import annotations
 
 from moexray.verify.incidents.bundle import make
-from moexray.verify.incidents.plan import KINDS, Cause, Plan, draw
+from moexray.verify.incidents.plan import KINDS, WITHHELD, Cause, Plan, draw
 
-__all__ = ["KINDS", "Cause", "Plan", "draw", "make"]
+__all__ = ["KINDS", "WITHHELD", "Cause", "Plan", "draw", "make"]

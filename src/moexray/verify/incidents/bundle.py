@@ -36,7 +36,8 @@ def make(plan: Plan, folder: Path) -> dict[str, Any]:
     noise = Noise.of(plan)
     story = run(plan, noise, keep=True)
     hung = any(c.kind == "hang" for c in plan.causes)
-    lost = plan.guilty[:1] if "trace" in plan.withheld else ()
+    gone = plan.withheld
+    lost = plan.guilty[:1] if gone & {"trace", "rank"} else range(plan.ranks if "traces" in gone else 0)
     files: dict[str, Any] = {"logs/server.log": papers.server_log(plan, story)}
     if "launch" not in plan.withheld:
         files["logs/launch.txt"] = LAUNCH.format(ranks=plan.ranks)
@@ -48,14 +49,17 @@ def make(plan: Plan, folder: Path) -> dict[str, Any]:
             files["latency/itl.csv"] = papers.latency(plan, story)
         for rank in range(plan.ranks):
             if rank not in lost:
-                files[f"traces/rank{rank}.pt.trace.json.gz"] = trace(plan, story, rank)
-            files |= {f"memory/{name}": content for name, content in papers.memory(plan, rank).items()}
+                name = f"rank{rank}.pt.trace" if "names" not in gone else f"capture_{chr(97 + rank)}"
+                files[f"traces/{name}.json.gz"] = trace(plan, story, rank)
+            if not ("rank" in gone and rank in lost):
+                files |= {f"memory/{name}": content for name, content in papers.memory(plan, rank).items()}
     if "counts" not in plan.withheld:
         files["routing/expert_counts.npz"] = papers.counts(plan, noise, story)
     if "lines" not in plan.withheld and not hung:
         files["logs/nccl.log"] = papers.nccl_log(plan)
-    files["manifest.json"] = {"schema": "moexray.bundle/1", "made_by": "moexray.verify.incidents",
-                              "ranks": plan.ranks, "files": sorted(files)}  # fmt: skip
+    if "manifest" not in gone:
+        files["manifest.json"] = {"schema": "moexray.bundle/1", "made_by": "moexray.verify.incidents",
+                                  "ranks": plan.ranks, "files": sorted(files)}  # fmt: skip
     for name, content in files.items():
         _put(folder / name, content)
     answer = truth(plan, noise, story)

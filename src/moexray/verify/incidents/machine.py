@@ -15,13 +15,16 @@ import numpy as np
 
 from moexray.verify.incidents.plan import FREES, PAUSES, Cause, Plan
 
-__all__ = ["Event", "Noise", "Story", "run"]
+__all__ = ["MOVE", "Event", "Noise", "Story", "run"]
 
 LAUNCH = 4.0  # us of a launch call
 OPERATOR = 7.0  # us of an operator around it
 LATENCY = 5.0  # us from the end of a launch call to the start of its kernel on an idle device
 GRAPH_GAP = 1.0  # us between kernels of a graph
+STEP = 1_200.0  # us of a layer, about: what the sizes of lasting host causes are counted in
+MOVE = 180_000.0  # us of a move of experts in the background, a decoy
 COMPILING = "triton/compiler/compiler.py(245): compile"
+CLEARING = "torch/cuda/memory.py(222): empty_cache"
 MAKING = "triton/backends/nvidia/compiler.py(410): make_cubin"
 TAIL = 30.0  # us of sampling and copying the tokens at the end of a step
 
@@ -99,6 +102,10 @@ class Story:
     load: np.ndarray = field(default_factory=lambda: np.empty(0))
     pauses: list[tuple[Cause, int, float, float]] = field(default_factory=list)
 
+    def moves_behind(self) -> list[float]:
+        """When experts begin to move in the background, us; a decoy, one after the other."""
+        return [float(t) for t in np.arange(self.begin[2] + 10_000, self.end[-1] - MOVE, 2.2 * MOVE)]
+
     @property
     def steps_s(self) -> np.ndarray:
         """[steps - 1] seconds from the end of a step to the end of the next."""
@@ -154,6 +161,7 @@ def run(plan: Plan, noise: Noise, *, keep: bool = False) -> Story:
     for step in range(plan.steps):
         story.begin.append(min(r.host for r in ranks))
         _hiccup(plan, ranks, step)
+        _rearrange(plan, noise, story, ranks, step)
         opened = _open(plan, noise, story, ranks, step)
         for layer in range(plan.layers):
             _layer(plan, noise, story, ranks, step, layer)
@@ -171,9 +179,10 @@ def _open(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int)
     opened = []
     for at, r in enumerate(ranks):
         _pause(plan, noise, story, r, (at, step, -1))
-        r.host += float(noise.prepare[step, at])
+        r.host += float(noise.prepare[step, at]) + _held_up(plan, noise, "contention", at, step)
         opened.append(r.host)
         r.host += 6.0
+        _clear(plan, noise, r, at, step)
         if plan.graphs:
             _pause(plan, noise, story, r, (at, step, None))
             correlation, ready = r.launch("engine::replay", "cudaGraphLaunch")
@@ -191,9 +200,40 @@ def _hiccup(plan: Plan, ranks: list[_Rank], step: int) -> None:
             innocent[plan.seed % len(innocent)].host += 2 * 500.0 * plan.layers
 
 
+def _rearrange(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int) -> None:
+    """Experts move between two steps: all ranks meet, and none goes on before the end."""
+    for c in plan.causes:
+        if c.kind == "rearrange" and step in c.steps:
+            start, length = max(r.host for r in ranks), c.size * float(noise.pause[step])
+            for r in ranks:
+                r.add("user_annotation", "eplb_rearrange", "host", start + 10, length - 20)
+                r.host = start + length
+            story.pauses.append((c, step, start, length))
+
+
+def _held_up(plan: Plan, noise: Noise, kind: str, rank: int, step: int) -> float:
+    """What a lasting cause takes of a rank's host in a step, us."""
+    mine = [c for c in plan.causes if c.kind == kind and c.rank == rank and step in c.steps]
+    return sum(c.size * STEP * plan.layers * float(noise.pause[step]) for c in mine)
+
+
+def _clear(plan: Plan, noise: Noise, r: _Rank, rank: int, step: int) -> None:
+    """empty_cache, and what it costs: segments given back and fetched again."""
+    length = _held_up(plan, noise, "clear", rank, step)
+    if length:
+        start = r.host
+        for name, part in (("cudaFree", 0.3), ("cudaFree", 0.3)):
+            r.call(name, part * length)
+        r.add("python_function", CLEARING, "host", start - 2, r.host - start + 3)
+        for name, part in (("cudaMalloc", 0.2), ("cudaMalloc", 0.2)):
+            r.call(name, part * length)
+
+
 def _layer(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int, layer: int) -> None:
-    batch, load = float(noise.batch[step]), story.load[step, layer]
+    load = story.load[step, layer]
+    slow = {c.rank: c.size for c in plan.causes if c.kind == "slow_rank" and step in c.steps}
     for at, r in enumerate(ranks):
+        batch = float(noise.batch[step]) * slow.get(at, 1.0)
         if not plan.graphs:
             _pause(plan, noise, story, r, (at, step, layer))
         work = noise.work[step, layer, at]
@@ -203,6 +243,7 @@ def _layer(plan: Plan, noise: Noise, story: Story, ranks: list[_Rank], step: int
         r.kernel("engine::topk", "engine::moe::topk_softmax_kernel", 6.0 * work[1])
     _exchange(plan, noise, ranks, (step, layer, 0), load)
     for at, r in enumerate(ranks):
+        batch = float(noise.batch[step]) * slow.get(at, 1.0)
         work = float(noise.work[step, layer, at, 2])
         r.kernel(
             "engine::experts", "engine::grouped_gemm_kernel<fp8>", 20 + noise.gemm * batch * load[at] * work

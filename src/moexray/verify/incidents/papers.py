@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from moexray.verify.incidents.machine import MOVE
 from moexray.verify.incidents.plan import FREES
 from moexray.verify.incidents.traces import BASE_NS, START_US
 
@@ -48,6 +49,9 @@ def server_log(plan: Plan, story: Story) -> str:
         if other is not None:
             log.pause("gc", other, story.end[plan.steps // 2] / 1e3, 90.0, 0)
     log.add(-2_000.0, 0, "INFO", "Application startup complete.")
+    if "moves_behind" in plan.decoys:  # asynchronous: no step waits for them
+        for start in story.moves_behind():
+            log.pause("rearrange", 0, (start + MOVE) / 1e3, MOVE / 1e3, 0)
     for step in range(0, plan.steps, 10):
         text = "Avg prompt throughput: 0.0 tokens/s, Avg generation throughput: 61241.0 tokens/s"
         text += ", Running: 64 reqs"
@@ -103,6 +107,9 @@ class _Log:
         if kind == "jit":
             text = f"Triton kernel JIT compilation during inference: _moe_kernel (M={64 + step})"
             self.add(at - length, rank, "WARNING", text)
+        if kind == "rearrange":
+            self.add(at - length, rank, "INFO", "Rearranging experts...")
+            self.add(at, rank, "INFO", f"Rearranged experts in {length / 1e3:.2f} seconds.")
         if kind == "alloc":
             size = (900 + 8 * step) * MIB
             text = (

@@ -10,10 +10,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-__all__ = ["KINDS", "PAUSES", "Cause", "Plan", "draw"]
+__all__ = ["ALWAYS", "KINDS", "PAUSES", "WITHHELD", "Cause", "Plan", "draw"]
 
 PAUSES = ("gc", "stall", "jit", "alloc")  # what stops the host of one rank in single steps
-KINDS = (*PAUSES, "skew", "drift", "slow_link", "hang", "two", "healthy")
+ALWAYS = ("clear", "contention", "slow_rank")  # what holds one rank up a little in every step
+KINDS = (*PAUSES, *ALWAYS, "rearrange", "skew", "drift", "slow_link", "hang", "two", "healthy")
 EVENTS_MOST = 1500  # ranks x steps x layers: bounds the size of a bundle
 MOST_LOAD = 2.6  # of the mean on one rank
 PAIR_LOAD = 1.8  # of two ranks: twice the mean would leave nothing to the other
@@ -25,7 +26,7 @@ class Cause:
     """One planted cause.
 
     Args:
-        kind: One of PAUSES, "skew", "drift", "slow_link", "hang".
+        kind: One of PAUSES or ALWAYS, "rearrange" (stops all ranks), "skew", "drift", "slow_link", "hang".
         rank: Whose fault it is.
         steps: Steps that it hits; the onset alone for a lasting one.
         size: Pause in us; for lasting ones a factor (load of the rank, time of the transfers).
@@ -59,8 +60,9 @@ class Plan:
         accused: Ranks of the causes as drawn; they stay when causes are taken out.
         late_start: Steps that the profiler of each rank missed.
         overlap: Shared experts run on a stream of their own beside the first collective.
-        withheld: Evidence that is not in the bundle: "trace" (of the guilty rank), "frames", "lines",
-            "counts", "snapshot", "stats", "dumps", "latency", "launch".
+        withheld: Evidence that is not in the bundle: "trace" (of the guilty rank), "rank" (all its files),
+            "traces" (of all), "host" (calls of the host in traces), "frames", "lines", "counts",
+            "snapshot", "stats", "dumps", "latency", "launch", "manifest", "names" (of the trace files).
         decoys: Harmless things that look alarming.
     """
 
@@ -96,21 +98,25 @@ class Plan:
 
 
 WITHHELD = {
-    "gc": ("frames", "lines", "frames lines", "trace"),
-    "stall": ("trace",),
-    "jit": ("frames", "lines", "frames lines", "trace"),
-    "alloc": ("snapshot", "lines", "snapshot lines stats", "trace"),
-    "skew": ("counts", "trace", "counts trace"),
-    "drift": ("counts", "trace"),
-    "slow_link": ("lines", "trace"),
+    "gc": ("frames", "lines", "frames lines", "trace", "rank", "traces", "host"),
+    "stall": ("trace", "rank", "host"),
+    "jit": ("frames", "lines", "frames lines", "trace", "rank", "traces", "host"),
+    "alloc": ("snapshot", "lines", "snapshot lines stats", "trace", "rank", "traces", "host"),
+    "clear": ("frames", "trace", "traces", "host"),
+    "contention": ("trace", "host"),
+    "slow_rank": ("trace", "host"),
+    "rearrange": ("frames", "lines", "frames lines", "traces", "trace", "host"),
+    "skew": ("counts", "trace", "counts trace", "traces", "host", "counts host"),
+    "drift": ("counts", "trace", "traces"),
+    "slow_link": ("lines", "trace", "host", "traces"),
     "hang": ("dumps", "lines"),
     "two": ("lines", "frames", "trace", "counts"),
     "healthy": ("counts", "lines"),
 }
-SPARE = ("latency", "launch", "counts", "stats")  # no root hangs on these where it is not in WITHHELD
+SPARE = ("latency", "launch", "counts", "stats", "manifest", "names")  # roots hang on them only by WITHHELD
 DECOYS = (
     "startup_malloc", "innocent_gc", "old_watchdog", "jit_before_ready", "cached_snapshot", "tiny_frees",
-    "hiccup", "gc_elsewhere", "jit_thread", "quoted_watchdog", "warm_up_counts",
+    "hiccup", "gc_elsewhere", "jit_thread", "quoted_watchdog", "warm_up_counts", "moves_behind",
 )  # fmt: skip
 
 
@@ -139,6 +145,7 @@ def draw(seed: int, kind: str | None = None) -> Plan:
     if kind not in ("skew", "drift", "two", "alloc"):
         withheld += [w for w in SPARE if rng.random() < 0.2]
     decoys = rng.choice(DECOYS, int(rng.integers(0, 3) + 2 * (kind == "healthy")), replace=False)
+    decoys = [d for d in decoys if not (d == "moves_behind" and kind == "rearrange")]
     larger = rng.choice(np.arange(5, steps - 3), many, replace=False)
     ragged = rng.random() < 0.25 and not whole_us
     return Plan(
@@ -174,14 +181,20 @@ def _cause(rng: np.random.Generator, kind: str, rank: int, sizes: tuple[int, int
         least = 8_000 if kind == "alloc" else 60_000  # a silent host is told from five steps on
         layer = int(rng.integers(-1 if kind in ("gc", "stall") else 0, layers))
         return Cause(kind, rank, _whole(hit), float(rng.uniform(least, 160_000)), layer)
-    onset = int(rng.integers(steps // 3, steps // 2))
+    if kind == "rearrange":
+        hit = np.sort(rng.choice(np.arange(4, steps - 1), int(rng.integers(2, 6)), replace=False))
+        return Cause(kind, 0, _whole(hit), float(rng.uniform(120_000, 600_000)))
+    if kind in ALWAYS:  # parts of a step: enough to be told, too little for a burst
+        size = {"clear": (0.2, 0.6), "contention": (0.2, 0.9), "slow_rank": (1.25, 1.6)}[kind]
+        return Cause(kind, rank, tuple(range(2, steps)), float(rng.uniform(*size)))
+    onset = int(rng.integers(steps // 6 if kind == "slow_link" else steps // 3, steps // 2))
     if kind in ("skew", "drift"):
         many = int(rng.integers((layers + 1) // 2, layers + 1))
         uneven = _whole(np.sort(rng.choice(layers, many, replace=False)))
         size = float(rng.uniform(1.4, MOST_LOAD if ranks > 2 else PAIR_LOAD))
         return Cause(kind, rank, (onset if kind == "drift" else 0,), size, layers=uneven)
     if kind == "slow_link":
-        last = min(steps, onset + int(rng.integers(steps // 5, steps // 2)))
+        last = min(steps, onset + int(rng.integers(steps // 5, steps)))
         return Cause(kind, rank, tuple(range(onset, last)), float(rng.uniform(4.0, 9.0)))
     return Cause(kind, rank, (steps,), 0.0, layer=int(rng.integers(2)))
 

@@ -52,7 +52,11 @@ class _Clock:
 def _shown(plan: Plan, story: Story, event: Event, rank: int) -> bool:
     if event.start < story.begin[plan.late_start[rank]]:
         return False
-    return not (event.cat == "python_function" and "frames" in plan.withheld and rank in plan.guilty)
+    if "host" in plan.withheld and event.cat in ("cpu_op", "cuda_runtime"):
+        return False
+    record = event.cat == "python_function" or event.name == "eplb_rearrange"
+    everyone = any(c.kind == "rearrange" for c in plan.causes)
+    return not (record and "frames" in plan.withheld and (everyone or rank in plan.guilty))
 
 
 def _slice(clock: _Clock, rank: int, event: Event) -> dict[str, Any]:
@@ -66,7 +70,7 @@ def _slice(clock: _Clock, rank: int, event: Event) -> dict[str, Any]:
 
 
 def _decoys(plan: Plan, story: Story, rank: int) -> list[Event]:
-    from moexray.verify.incidents.machine import Event
+    from moexray.verify.incidents.machine import MOVE, Event
 
     found = []
     if "startup_malloc" in plan.decoys:
@@ -83,6 +87,11 @@ def _decoys(plan: Plan, story: Story, rank: int) -> list[Event]:
     if "jit_thread" in plan.decoys:  # a kernel for later, on a thread that launches nothing
         name, at = "triton/compiler/compiler.py(245): compile", story.begin[plan.steps // 4]
         found.append(Event("python_function", name, "thread", at, 41_000.0, {}))
+    if "moves_behind" in plan.decoys:  # on a thread of its own
+        found += [
+            Event("user_annotation", "eplb_rearrange", "thread", start, MOVE, {})
+            for start in story.moves_behind()
+        ]
     if "innocent_gc" in plan.decoys:
         found.append(
             Event("python_function", "Python GC", "host", story.end[plan.steps // 2] - 600.0, 80.0, {})
