@@ -187,12 +187,25 @@ def test_a_table_that_claims_too_many_rows_is_refused(export, tmp_path, monkeypa
     assert "rows" in skipped.reason
 
 
-def test_too_many_events_are_cut_and_counted(export, monkeypatch):
-    monkeypatch.setattr("moexray.readers.nsys_export.MAX_EVENTS", 2)
-    reading, _ = read(export)
-    assert reading.rows == 2
+def test_too_many_events_are_cut_at_one_moment_and_counted(tmp_path, monkeypatch):
+    path = tmp_path / "run.sqlite"
+    kernels = [(1000 * i, 1000 * i + 500, 0, 7, i, PROCESS) for i in range(100)]
+    calls = [(1000 * i - 100, 1000 * i - 50, PROCESS + 5, i) for i in range(1, 101)]
+    with sqlite3.connect(path) as db:
+        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INT, end INT, deviceId INT, streamId INT, correlationId INT, globalPid INT)")
+        db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INT, end INT, globalTid INT, correlationId INT)")
+        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (?, ?, ?, ?, ?, ?)", kernels)
+        db.executemany("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?)", calls)
+    db.close()
+    monkeypatch.setattr("moexray.readers.nsys_export.MAX_EVENTS", 100)
+    reading, _ = read(path)
     [problem] = [p for p in reading.problems if p.id == "input.huge"]
-    assert problem.lost == 2
+    assert reading.rows + problem.lost == 200
+    assert 95 <= reading.rows <= 100
+    [b] = reading.batches
+    on_device = b.columns["device"] >= 0
+    ends = [int(b.columns["ts_ns"][mask].max()) for mask in (on_device, ~on_device)]
+    assert abs(ends[0] - ends[1]) <= 1000  # kernels and calls end at the same moment
 
 
 STRINGS = '{"data":["[Unknown]","[Unknown kernel module]","my_kernel(float*)","cudaMalloc_v3020"]}'

@@ -22,6 +22,7 @@ MAGIC = b"SQLite format 3\0"
 MAX_MEMORY_BYTES = 320 << 20  # a packed export is held twice while it is opened
 MAX_STEPS = 2_000_000_000  # of SQLite's virtual machine, against hostile files
 AT_ONCE = 50_000  # rows
+MOST_COUNTED = 50_000_000  # rows of a table
 
 
 def sniff(head: bytes) -> bool:
@@ -104,6 +105,11 @@ class _Database:
         self.connection = connection
         listed = connection.execute("SELECT name, type FROM sqlite_master")
         self.present = {name for name, kind in listed if kind == "table"}
+
+    def count(self, table: str) -> int:
+        """Rows of a table, counted here: functions of SQL are denied."""
+        query = f'SELECT 1 FROM "{table}" LIMIT {MOST_COUNTED}'  # noqa: S608  # names are constants of ours
+        return sum(1 for _ in self.connection.execute(query))
 
     def chunks(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The rows of a table in chunks of columns."""

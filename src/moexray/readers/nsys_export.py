@@ -8,6 +8,7 @@ time where the session start is recorded.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -29,7 +30,7 @@ __all__ = [
     "kind_of",
 ]  # fmt: skip
 
-MAX_EVENTS = 6_000_000  # of one export: about 50 bytes each as columns, twice while they are sorted
+MAX_EVENTS = 2_400_000  # of one export: with their analysis they stay within 1 GiB
 RANGES = (59, 60)  # NVTX push/pop and start/end
 PID = 0xFFFFFF  # globalTid is hwId << 56 | vmId << 48 | pid << 24 | tid
 COPIES = {1: "HtoD", 2: "DtoH", 8: "DtoD", 10: "PtoP"}
@@ -62,6 +63,9 @@ class Export(Protocol):
 
     present: set[str]
 
+    def count(self, table: str) -> int:
+        """Rows of a table."""
+
     def chunks(self, table: str, columns: Sequence[str]) -> Iterator[Chunk]:
         """The rows of a table in chunks; columns that this version of the export lacks are left out."""
 
@@ -88,9 +92,16 @@ class Collected:
         self.lanes: dict[tuple[int, int], int] = {}
         self.parts: list[dict[str, NDArray[Any]]] = []
         self.events = self.skipped = self.left_out = 0
+        self.until = 1 << 62  # where the first table ends that was not read in full
 
-    def add(self, kind: Kind, chunk: Chunk, strings: dict[int, str]) -> None:
-        """Takes a chunk of rows; what has no possible time is counted and left out."""
+    def add(
+        self, kind: Kind, chunk: Chunk, strings: dict[int, str], room: int = MAX_EVENTS
+    ) -> int:
+        """Takes at most `room` rows of a chunk; what has no possible time is counted and left out.
+
+        Returns:
+            How many were taken.
+        """
         size = len(next(iter(chunk.values()), ()))
         at = {name: integers(chunk[name]) if name in chunk else np.full(size, -1) for name in NUMBERS}
         keep = np.ones(size, np.bool_)
@@ -99,11 +110,13 @@ class Collected:
         sound = (at["start"] >= 0) & (at["start"] <= at["end"]) & (at["end"] < 1 << 62)
         self.skipped += int(np.count_nonzero(keep & ~sound))
         rows = np.flatnonzero(keep & sound)
-        room = max(0, MAX_EVENTS - self.events)
-        self.left_out += max(0, len(rows) - room)
-        rows = rows[:room]
+        room = max(0, min(room, MAX_EVENTS - self.events))
+        if len(rows) > room:
+            self.left_out += len(rows) - room
+            self.until = min(self.until, int(at["start"][rows[room]]))
+            rows = rows[:room]
         if not len(rows):
-            return
+            return 0
         at = {name: values[rows] for name, values in at.items()}
         where = np.where(at["globalPid"] != -1, at["globalPid"], np.maximum(at["globalTid"], 0))
         process = where >> 24 & PID
@@ -126,6 +139,7 @@ class Collected:
                 "bytes": at["bytes"],
             }
         )
+        return len(rows)
 
     def _lanes(self, process: NDArray[np.int64], track: NDArray[np.int64]) -> NDArray[np.int32]:
         pairs, inverse = np.unique(np.stack((process, track)), axis=1, return_inverse=True)
@@ -193,10 +207,13 @@ def fill(export: Export, path: str, out: Reading) -> None:
                 ids = integers(chunk["id"]).tolist()
                 strings |= {i: str(v) for i, v in zip(ids, chunk["value"], strict=True)}
     got = Collected()
+    counts = {table: export.count(table) for table, _, _ in TABLES if table in export.present}
+    share = min(1.0, MAX_EVENTS / max(1, sum(counts.values())))  # the same part of each: exports are in order
     for table, _, texts in TABLES:
         if table in export.present:
+            room = math.ceil(share * counts[table])
             for chunk in export.chunks(table, (*NUMBERS, *texts)):
-                got.add(kind_of(table), chunk, strings)
+                room -= got.add(kind_of(table), chunk, strings, room)
     finish(got, _session(export), path, out)
 
 
@@ -211,14 +228,12 @@ def finish(got: Collected, session: tuple[int, int] | None, path: str, out: Read
         )
     if not got.events:
         raise ReadError("an Nsight Systems export without any event", where=path)
-    if got.left_out:
-        out.problem(
-            "input.huge",
-            f"only {MAX_EVENTS:,} of {MAX_EVENTS + got.left_out:,} events were read, kernels first",
-            lost=got.left_out,
-        )
+    whole = got.events + got.left_out
     out.reader = "nsys"
-    _batches(got, session, path, out)
+    kept = _batches(got, session, path, out)
+    if kept < whole:
+        said = f"only the first {kept:,} of {whole:,} events were read, up to one moment"
+        out.problem("input.huge", said, lost=whole - kept)
 
 
 def _session(export: Export) -> tuple[int, int] | None:
@@ -232,9 +247,12 @@ def _session(export: Export) -> tuple[int, int] | None:
     return None
 
 
-def _batches(got: Collected, session: tuple[int, int] | None, path: str, out: Reading) -> None:
-    table = {key: np.concatenate([part[key] for part in got.parts]) for key in got.parts[0]}
+def _batches(got: Collected, session: tuple[int, int] | None, path: str, out: Reading) -> int:
+    """Adds a batch for each process; returns how many events they hold."""
+    table = {key: np.concatenate([part.pop(key) for part in got.parts]) for key in tuple(got.parts[0])}
     got.parts.clear()
+    if got.left_out and (late := table["ts_ns"] >= got.until).any():
+        table = {key: values[~late] for key, values in table.items()}
     shift = 0
     if session is not None:
         epoch, clock = session
@@ -264,3 +282,4 @@ def _batches(got: Collected, session: tuple[int, int] | None, path: str, out: Re
             resolution_ns=1,
             label=f"process {pid}",
         )
+    return len(process)

@@ -53,6 +53,15 @@ class _Folder:
         self.present = set(self.parts)
         self.out = out
 
+    def count(self, table: str) -> int:
+        """Rows of a table; 0 for a damaged one."""
+        try:
+            return _rows(_held(self.parts[table]))
+        except BaseException as why:  # as in chunks, which tells it
+            if isinstance(why, KeyboardInterrupt | SystemExit | MemoryError):
+                raise
+            return 0
+
     def chunks(self, table: str, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
         """The rows of a table in chunks of columns; a damaged table is told and gives what it has."""
         part = self.parts[table]
@@ -72,7 +81,7 @@ class _Folder:
 def _chunks(part: Source, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     import polars as pl
 
-    held = part.file if part.file is not None and not part.compression else io.BytesIO(part.data())
+    held = _held(part)
     schema = pl.read_parquet_schema(held)
     count = _rows(held)
     if count > MAX_TABLE_ROWS:
@@ -86,6 +95,10 @@ def _chunks(part: Source, columns: Sequence[str]) -> Iterator[dict[str, Any]]:
     for at in range(0, count, AT_ONCE):
         frame = frames.slice(at, AT_ONCE).collect()
         yield {name: _column(frame[name]) for name in wanted}
+
+
+def _held(part: Source) -> Any:
+    return part.file if part.file is not None and not part.compression else io.BytesIO(part.data())
 
 
 def _rows(held: Any) -> int:

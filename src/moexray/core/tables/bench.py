@@ -89,7 +89,7 @@ ITERATIONS = Table(
     "Iteration statistics of TensorRT-LLM: one row per iteration and rank (arrays). Its latencies and "
     "prefills stand in `latency` and `steps`, too.",
     (
-        Column("iteration", "float", "", "Counter of the engine; NaN if not given. No rule reads it."),
+        Column("iteration", "float", "", "Counter of the engine; NaN if not given."),
         Column("t_s", "float", "s", "Time stamp of the record, epoch; NaN if unknown."),
         Column("rank", "float", "", "Rank of attention data parallelism; NaN: the engine as a whole."),
         Column("dur_s", "float", "s", "Latency of the iteration."),
