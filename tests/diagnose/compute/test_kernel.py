@@ -5,6 +5,8 @@ import json
 import pytest
 
 from load_samples import said
+from moexray.analyse.kernel_match import base_name
+from trace_samples import Trace
 
 HEAD = (
     '"ID","Kernel Name","gpu__time_duration.sum","l1tex__data_bank_conflicts_pipe_lsu_mem_shared.sum",'
@@ -80,3 +82,54 @@ def test_a_report_as_text():
     assert finding.value == 0.25
     assert "time_s=0.000412" in finding.evidence[0].text
     assert said({"a.txt": TEXT.replace("500,000", "250,000")}) == {}
+
+
+# ---- beside a trace and a stated pattern
+
+
+def trace(name="void app::k<float, 4>(float*, int)"):
+    made = Trace()
+    for i in range(20):
+        made.kernel(1000 * i, 300, name=name, stream=7)
+        made.kernel(1000 * i + 400, 100, name="void other<int>(int*)", stream=7)
+    return made.text()
+
+
+HOT = HEAD + '"0","k","100","100,000","1,000,000"\n"1","k","100","500,000","1,000,000"\n'
+
+
+def test_a_measured_kernel_is_found_in_the_trace_by_name_and_order():
+    finding = said({"n.csv": HOT, "t.json": trace()})["kernel.bank_conflict"]
+    [proof] = [e for e in finding.evidence if e.source == "t.json"]
+    assert "launches=20 matched_launches=2 trace_share_ratio=0.75" in proof.text
+    assert "it runs 20 times, 75.0% of the kernel time there" in finding.claim
+    assert finding.value == 0.3  # times of the report are not those of the trace
+
+
+@pytest.mark.parametrize("name", ["void k2<float>(float*)", "kk", "void app::k::operator()(int)", "ak"])
+def test_near_miss_another_kernel_of_a_like_name(name):
+    finding = said({"n.csv": HOT, "t.json": trace(name)})["kernel.bank_conflict"]
+    assert [e.source for e in finding.evidence] == ["n.csv"]
+
+
+def test_a_stated_pattern_is_set_beside_the_measured_figure():
+    """512 bytes from lane to lane, 16 bytes each: 8 passes for one. 7 of 8 wavefronts are conflicts."""
+    rows = '"0","void app::k<float4>(float4*)","100","875,000","1,000,000"\n'
+    pattern = {"shared_memory": [{"kernel": "k", "stride_bytes": 512, "width_bytes": 16, "base_bytes": 0}]}
+    finding = said({"n.csv": HEAD + rows, "a.json": json.dumps(pattern)})["kernel.bank_conflict"]
+    assert "predicts 8 passes for one, 8 are measured" in finding.claim
+    assert "predicted_passes_ratio=8" in finding.evidence[1].text
+
+
+@pytest.mark.parametrize(
+    ("name", "base"),
+    [
+        ("void at::native::(anonymous namespace)::elementwise_kernel<128, 2, at::native::f<c10::Half>>(int, float)", "elementwise_kernel"),
+        ("ncclDevKernel_AllReduce_Sum_f16_RING_LL(ncclDevKernelArgsStorage<(unsigned long)4096>)", "ncclDevKernel_AllReduce_Sum_f16_RING_LL"),
+        ("_fused_moe_kernel_0d1d2d", "_fused_moe_kernel_0d1d2d"),
+        ("std::enable_if<!T7, void>::type internal::gemvx::kernel<int, int>(cublasGemvParams)", "kernel"),
+        ("", ""),
+    ],
+)
+def test_base_names(name, base):
+    assert base_name(name) == base

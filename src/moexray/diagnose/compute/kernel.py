@@ -68,6 +68,8 @@ def bank_conflict(run: Run, limits: Limits) -> list[Finding]:
         f"{top.name}: {top.conflicts:.0f} bank conflicts on {top.wavefronts:.0f} shared-memory wavefronts "
         f"({ratio:.0%}), with {share:.0%} of the report's kernel time.{more}{aside}"
     )
+    told, beside = _beside(run, top)
+    claim += told
     evidence = tuple(
         Evidence(
             k.source,
@@ -95,11 +97,46 @@ def bank_conflict(run: Run, limits: Limits) -> list[Finding]:
             value=ratio,
             limit=lim.conflict_ratio,
             unit="ratio",
-            evidence=evidence,
+            evidence=(*evidence, *beside),
             remedies=(remedy("kernel-pad-rows"),),
             cost=top.dur_s * ratio,
         )
     ]
+
+
+def _beside(run: Run, kernel: _Kernel) -> tuple[str, tuple[Evidence, ...]]:
+    """What a stated access pattern and a trace say of a measured kernel: words and evidence."""
+    from moexray.analyse.kernel_match import base_name, in_traces
+
+    words, evidence = "", []
+    # Passes that were needed, each of them counted once: the tool's own ideal, or what is no conflict.
+    ideal = kernel.ideal or kernel.wavefronts - kernel.conflicts
+    name = base_name(kernel.name)
+    for row in run.rows("accesses"):
+        if row["kernel"] and base_name(row["kernel"]) == name and ideal > 0:
+            stated = degree(row["stride_bytes"], row["width_bytes"], row["base_bytes"], row["lanes"])
+            predicted, measured = stated.passes / stated.ideal, kernel.wavefronts / ideal
+            words = (
+                f" Its stated access (stride {row['stride_bytes']} bytes, width {row['width_bytes']}) "
+                f"predicts {predicted:.3g} passes for one, {measured:.3g} are measured over all its accesses."
+            )
+            ratios = {"predicted_passes_ratio": predicted, "measured_passes_ratio": measured}
+            evidence.append(Evidence(row["source"], row["where"], pairs({**ratios, "n_way": stated.ways})))
+            break
+    found = in_traces(run, kernel.name, kernel.launches) if "trace" in run.present else []
+    if found:
+        most = max(found, key=lambda f: f.share)
+        words += (
+            f" In the trace of {most.who} it runs {most.launches} times, {most.share:.1%} of the kernel time "
+            "there."
+        )
+    for f in found[:SHOWN]:
+        values = {
+            "launches": f.launches, "matched_launches": f.matched, "trace_share_ratio": f.share,
+            "first_ns": f.first_ns, "stream": f.stream,
+        }  # fmt: skip
+        evidence.append(Evidence(f.source, f"kernel {name}", pairs(values)))
+    return words, tuple(evidence)
 
 
 def _sums(run: Run) -> list[_Kernel]:

@@ -99,11 +99,12 @@ def _transfers(run: Run) -> list[dict[str, Any]]:
                 facts = pairs({"transfers": values["number"], "sum_s": values["seconds"]})
                 shown.append((scrape.source, scrape.where, facts))
     for batch in run.batches("iterations") if not number else ():
-        count = [n for n in batch.columns["transfers"] if n > 0]
-        if count:
-            took = sum(t for t in batch.columns["transfer_s"] if t > 0)
-            number, seconds = number + sum(count), seconds + took
-            shown.append((batch.source, "all iterations", pairs({"transfers": sum(count), "sum_s": took})))
+        arrived = [float(n) for n in batch.columns["transfers"] if n > 0]
+        if arrived:
+            took = float(sum(t for t in batch.columns["transfer_s"] if t > 0))
+            number, seconds = number + sum(arrived), seconds + took
+            facts = pairs({"transfers": sum(arrived), "sum_s": took})
+            shown.append((batch.source, "all iterations", facts))
     queued = [r for r in run.rows("log") if r["kind"] == "batch" and (r["fields"] or {}).get("transferring")]
     out = []
     if number and seconds:

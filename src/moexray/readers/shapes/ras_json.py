@@ -45,8 +45,8 @@ def _communicator(comm: dict[str, Any], where: str, report: int, out: Reading) -
     size = _whole(comm.get("size"))
     counts: dict[str, dict[int, list[int]]] = {}
     odd = 0
-    ranks = comm.get("ranks") if isinstance(comm.get("ranks"), list) else []
-    for entry in ranks[:MOST_RANKS]:
+    ranks = comm.get("ranks")
+    for entry in ranks[:MOST_RANKS] if isinstance(ranks, list) else ():
         rank = _whole(entry.get("rank")) if isinstance(entry, dict) else None
         counted = entry.get("collective_counts") if isinstance(entry, dict) else None
         if rank is None or not isinstance(counted, dict):
