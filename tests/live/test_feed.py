@@ -108,6 +108,13 @@ def test_only_the_busiest_experts_are_shown_and_return_at_their_true_count():
     assert value(feed, "moex_expert_tokens_total", 3, 0) == 79
 
 
+def test_in_the_first_minute_the_busiest_are_chosen_oftener():
+    feed = feed_of(top=1)
+    for now, tokens, shown in ((0.0, [5, 0, 0, 0], 0), (1.0, [0, 9, 0, 0], 0), (10.0, [0, 0, 1, 0], 1), (15.0, [99, 0, 0, 0], 1)):
+        put(feed, [tokens], now)
+        assert [e for e in range(4) if value(feed, "moex_expert_tokens_total", 3, e) is not None] == [shown]
+
+
 def test_all_experts_add_up_to_the_choices():
     feed = feed_of(layers=(0, 1), experts=8, top=0)
     rng = np.random.default_rng(0)

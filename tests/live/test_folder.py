@@ -101,8 +101,9 @@ def test_only_what_changed_within_the_window_is_read(tmp_path):
 def test_an_unreadable_file_is_counted_once(tmp_path):
     page = Page()
     folder = Folder(page, tmp_path)
-    for text in ("", " "):
-        (tmp_path / "snapshot.pickle").write_bytes(b"\x80\x04garbage" + text.encode())
+    (tmp_path / "launch.txt").write_text("nothing of a known form\n")
+    for text in (b"", b" "):
+        (tmp_path / "snapshot.pickle").write_bytes(b"\x80\x04cposix\nsystem\nX\x04\x00\x00\x00true\x85R." + text)
         folder.update()
     assert page.value("moex_exporter_dropped_total", "files", "unreadable") == 1
 

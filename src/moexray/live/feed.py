@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TOP", "RoutingFeed", "Shape", "collisions", "observe_steps", "remedy_actions"]
 
 BLOCKS = 6
+YOUNG_S = 10.0  # within the first window the busiest experts are chosen anew so often
 TOP = 4  # experts a layer shows by default: 58 layers x 4 are an eighth of the ceiling
 
 
@@ -138,7 +139,8 @@ class RoutingFeed:
 
     def _show_experts(self, window: NDArray[np.int64], now: float) -> None:
         """The busiest experts; chosen anew once a window, so that series do not come and go."""
-        if not self._shown or now - self._chosen_s >= WINDOW_S:
+        young = self._started_s is None or now - self._started_s < WINDOW_S
+        if not self._shown or now - self._chosen_s >= (YOUNG_S if young else WINDOW_S):
             top = self.shape.top or window.shape[1]
             cells = [
                 (y, e)

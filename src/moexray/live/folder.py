@@ -35,6 +35,8 @@ SEGMENT_EVENTS = {"segment_alloc": "alloc", "segment_free": "free", "segment_map
 STEP_SERIES = ("step", "itl", "tpot")  # latency series of single steps
 KEPT = 100_000  # marks of what was counted; the oldest fall out
 MANIFEST = "manifest.json"
+# A file that only ends early is still being written; a log without a known line is no loss.
+DAMAGED = ("input.unreadable", "input.gzip_damaged", "input.unsafe_pickle", "input.huge")
 NS = 1e-9
 
 _log = logging.getLogger(__name__)
@@ -100,9 +102,9 @@ class Folder:
             return None
         self._print = state
         run = read_sources([Source(name, file) for name, file, _ in found])
-        for skipped in run.skipped:
-            if (skipped.path, skipped.reason) not in self._bad and len(self._bad) < KEPT:
-                self._bad.add((skipped.path, skipped.reason))
+        for path, problem in run.problems:
+            if problem.id in DAMAGED and (path, problem.id) not in self._bad and len(self._bad) < KEPT:
+                self._bad.add((path, problem.id))
                 self.page.drop("files", "unreadable")
         for collect in (self._memory, self._history, self._stats, self._routing, self._steps, self._traces):
             self._guarded(collect, run)

@@ -123,6 +123,10 @@ class Page:
             found = family[labels] = _new(known, labels)
         return found
 
+    def has(self, known: Metric, labels: tuple[str, ...]) -> bool:
+        """Whether there is such a series."""
+        return labels in self._families[known.name]
+
     def forget(self, known: Metric, scope: tuple[str, ...], keep: Container[tuple[str, ...]]) -> None:
         """Drops the series of a metric and scope but those in `keep`. Call with the lock held."""
         family = self._families[known.name]
@@ -234,7 +238,13 @@ class Scope:
         known = metric(name)
         with self.page.lock:
             self.page.forget(known, self._own_labels(known), frozenset(labels))
-            return [self._at(name, one) for one in labels]
+            shown: list[Series | None] = []
+            for one in labels:  # a matrix may have thousands too many: those are not asked for one by one
+                full = self.page.series >= self.page.ceiling and not self.page.has(known, self.labels + one)
+                shown.append(None if full else self._at(name, one))
+            if refused := shown.count(None):
+                self.page.drop("series", "ceiling", refused)
+            return shown
 
     def _own_labels(self, known: Metric) -> tuple[str, ...]:
         return self.labels if known.scoped else ()
