@@ -85,6 +85,8 @@ class Turn:
     def clean(self) -> NDArray[np.bool_]:
         """[n] whether none of the windows of 100 ms that a value lasted through holds a mark."""
         out = np.ones(len(self.at_s), bool)
+        if not self.marks:
+            return out
         begin, end = (np.floor((t - self.start_s) / WINDOW_S) for t in (self.at_s - self.value_s, self.at_s))
         for mark in self.marks:
             first, last = (np.floor((t - self.start_s) / WINDOW_S) for t in (mark.start_s, mark.end_s))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from statistics import median
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,9 +55,9 @@ class Shift:
         self._margin, self._first = margin, scale
         self._seen: list[float] = []
         self._scales: list[float] = []
-        # [margin or -margin, above or below, grid]: logs of the martingales
-        self._logs = np.zeros((2, 2, len(GRID)))
-        self._passed = np.zeros((2, 2), bool)
+        # [more than margin, less than it, more than -margin, less than it; grid]: logs of the martingales
+        self._logs = np.zeros((4, len(GRID)))
+        self._passed = np.zeros(4, bool)
 
     @property
     def quads(self) -> int:
@@ -68,11 +69,11 @@ class Shift:
         scale = self._scale()
         self._seen.append(difference)
         self._scales.append(scale)
-        for i, shift in enumerate((self._margin, -self._margin)):
-            x = _clipped(np.array([(difference - shift) / scale]))
-            for j, sign in enumerate((1.0, -1.0)):
-                self._logs[i, j] += _log_bet(sign * x)[0]
-                self._passed[i, j] |= _mixed(self._logs[i, j]) >= self._bar
+        above, below = (
+            min(max((difference - shift) / scale, -CLIP), CLIP) for shift in (self._margin, -self._margin)
+        )
+        self._logs += _log_bet(np.array([above, -above, below, -below]))
+        self._passed |= _mixed(self._logs) >= self._bar
 
     def interval(self) -> Interval:
         """The shifts that are not refuted now; the value is the median difference."""
@@ -86,7 +87,7 @@ class Shift:
 
     def verdict(self) -> Verdict:
         """What is established: beyond the margin on one side, within it, or nothing yet."""
-        (above, below_margin), (above_minus, below) = self._passed.tolist()
+        above, below_margin, above_minus, below = self._passed.tolist()
         if above:
             return "worse"
         if below:
@@ -96,13 +97,13 @@ class Shift:
     @property
     def is_harmless(self) -> bool:
         """Whether it is established that B is worse by less than the margin."""
-        return bool(self._passed[0, 1])
+        return bool(self._passed[1])
 
     def _scale(self) -> float:
         if len(self._seen) < WARM:
             return self._first
-        past = np.array(self._seen)
-        return max(MAD * float(np.median(np.abs(past - np.median(past)))), 1e-3 * self._first)
+        centre = median(self._seen)
+        return max(MAD * median([abs(x - centre) for x in self._seen]), 1e-3 * self._first)
 
     def _end(
         self, seen: NDArray[np.float64], scales: NDArray[np.float64], centre: float, reach: float
@@ -112,7 +113,7 @@ class Shift:
 
         def refuted(shift: float) -> bool:
             x = _clipped((seen - shift) / scales)
-            return _mixed(_log_bet(sign * x).sum(axis=0)) >= self._bar
+            return bool(_mixed(_log_bet(sign * x).sum(axis=0)) >= self._bar)
 
         inner, outer = centre, centre + reach
         if not refuted(outer):
@@ -132,9 +133,11 @@ def _log_bet(x: NDArray[np.float64]) -> NDArray[np.float64]:
     return math.log(2) - np.logaddexp(0.0, -2.0 * x[:, None] * GRID)
 
 
-def _mixed(logs: NDArray[np.float64]) -> float:
-    top = float(logs.max())
-    return top + math.log(float(np.exp(logs - top).mean()))
+def _mixed(logs: NDArray[np.float64]) -> NDArray[np.float64]:
+    """[...] log of the mean over the grid of [..., grid]."""
+    top = logs.max(axis=-1, keepdims=True)
+    out: NDArray[np.float64] = top[..., 0] + np.log(np.exp(logs - top).mean(axis=-1))
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,7 @@ class Watch:
         for name, shift in self._shifts.items():
             sides = [[figure_of(name, s) for s in quad if s.place.arm == arm] for arm in "AB"]
             a, b = (np.log(side) if name in self._in_logs else np.array(side) for side in sides)
-            difference = float(b.mean() - a.mean())
+            difference = float(b.sum() / len(b) - a.sum() / len(a))
             if math.isfinite(difference):
                 shift.add(difference)
         return self._verdict()[0]
