@@ -1,13 +1,13 @@
 """All-to-all of two ranks on this host: shared memory beside gloo, in the same run, same buffers.
 
-    python benchmarks/exchange.py [--pin] [--times N]
+    python benchmarks/exchange.py [--pin] [--rings] [--times N]
 
 Both are `torch.distributed.all_to_all_single` to the caller: plain, and attached with rungs ("shm", "ring").
 The two take turns; before each timed call the ranks meet (an exchange of nothing), else a call would wait for
 a peer that still does the other one. Sizes are of the buffer of a rank, half of which goes to the peer. One
-thread a rank; `--pin` gives each its own core, as engines do. Expected: 1.7 to 3 times the speed of gloo from
-16 KiB to 16 MiB on two quiet cores; on busy ones only p10 and CPU time mean something. Without torch it says
-so and ends.
+thread a rank; `--pin` gives each its own core, as engines do; with `--rings` no rank reads in another's
+memory. Expected: 1.7 to 3 times the speed of gloo from 16 KiB to 16 MiB on two quiet cores; on busy ones only
+p10 and CPU time mean something. Without torch it says so and ends.
 """
 
 import argparse
@@ -25,7 +25,7 @@ CASES = {1 << 14: 400, 1 << 16: 400, 1 << 18: 200, 1 << 20: 160, 1 << 22: 100, 1
 WORLD = 2
 
 
-def measure(rank: int, store: str, times: int) -> None:
+def measure(rank: int, store: str, times: int, *, direct: bool) -> None:
     """One rank; rank 0 prints the table."""
     import torch
     from torch import distributed
@@ -37,7 +37,7 @@ def measure(rank: int, store: str, times: int) -> None:
     plain = distributed.all_to_all_single
     with (
         Exchange.open(f"benchmark {Path(store).parent.name}", rank, WORLD) as meeting,
-        attach(options=Options(rungs=("shm", "ring"))) as handle,
+        attach(options=Options(rungs=("shm", "ring"), direct=direct)) as handle,
     ):
         ways = (plain, distributed.all_to_all_single)
         if rank == 0:
@@ -78,6 +78,7 @@ def main() -> int:
     """Starts the ranks."""
     parser = argparse.ArgumentParser(description="All-to-all: shared memory beside gloo.")
     parser.add_argument("--pin", action="store_true", help="one core a rank")
+    parser.add_argument("--rings", action="store_true", help="large parts go through the rings, too")
     parser.add_argument("--times", type=int, default=1, help="this many times the rounds")
     parser.add_argument("--rank", type=int, default=-1, help=argparse.SUPPRESS)
     parser.add_argument("--store", default="", help=argparse.SUPPRESS)
@@ -89,7 +90,7 @@ def main() -> int:
         if args.pin:
             cores = sorted(os.sched_getaffinity(0))
             os.sched_setaffinity(0, {cores[args.rank % len(cores)]})
-        measure(args.rank, args.store, args.times)
+        measure(args.rank, args.store, args.times, direct=not args.rings)
         return 0
     env = {"GLOO_SOCKET_IFNAME": "lo", **os.environ, "OMP_NUM_THREADS": "1"}
     with tempfile.TemporaryDirectory() as folder:

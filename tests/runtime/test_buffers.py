@@ -331,3 +331,33 @@ def test_any_permuted_strided_array_has_a_twin(shape, order, step):
         assert lowest(got) % 256 == 0
     got[...] = 5
     assert (got == 5).all()
+
+
+@pytest.mark.parametrize("shape", [-1, (2, -3), "3", None, 1.5, float("nan"), (1.5,)])
+def test_a_shape_that_cannot_be_is_the_callers_error_and_no_fallback(shape):
+    pool = BufferPool()
+    with pytest.raises(UsageError, match="shape "):
+        pool.empty(shape, np.float32)
+    with pytest.raises(UsageError):
+        pool.empty((2, 3), np.float32, strides=(4,))
+    with pytest.raises(UsageError):
+        pool.empty(3, "no such type")
+    assert pool.guard.figures().fallbacks == 0
+    assert pool.empty(np.int64(3), np.uint8).shape == (3,)
+    assert pool.empty([np.int32(2), 3], np.uint8).shape == (2, 3)
+
+
+def test_a_call_that_the_host_refuses_is_refused_by_the_host():
+    def empty(shape, *, dtype):
+        raise LookupError(f"no {shape}")
+
+    host, pool = SimpleNamespace(empty=empty), BufferPool()
+    with pool.replacing(host, "empty"), pytest.raises(LookupError, match="no -1"):
+        host.empty(-1, dtype=np.uint8)
+    assert pool.guard.figures() == guards.Figures(0, 0, 0, "")
+
+
+def test_settings_of_a_pool_that_cannot_be():
+    for options in ({"alignment": 256.0}, {"alignment": float("nan")}, {"classes": 0}, {"classes": 1.5}):
+        with pytest.raises(UsageError):
+            BufferPool(**options)

@@ -60,20 +60,3 @@ def test_a_failed_allocation_gives_its_descriptor_back(monkeypatch, tmp_path):
         with pytest.raises(OSError, match="disk full"):
             make()
     assert exchange_pool.descriptors() == before
-
-
-def test_control_groups_bound_what_is_available(monkeypatch):
-    files = {
-        "/proc/meminfo": "MemTotal: 9 kB\nMemAvailable: 4096 kB\n",
-        "/proc/self/cgroup": "0::/a/b\n",
-        "/sys/fs/cgroup/a/memory.max": "3000000",
-        "/sys/fs/cgroup/a/memory.current": "2900000",
-        "/sys/fs/cgroup/a/memory.stat": "anon 5\ninactive_file 1000\n",
-        "/sys/fs/cgroup/a/b/memory.max": "max",
-    }
-    monkeypatch.setattr(segments, "_read", lambda path: files.get(str(path), ""))
-    assert segments.available_bytes() == 101_000
-    del files["/proc/self/cgroup"]
-    assert segments.available_bytes() == 4096 * 1024
-    files.clear()
-    assert segments.available_bytes() > 1 << 60

@@ -5,6 +5,7 @@ import logging
 
 import pytest
 
+from moexray.core.errors import UsageError
 from moexray.runtime import gc_window
 from moexray.runtime import guard as guards
 from moexray.runtime.gc_window import GcWindow
@@ -114,3 +115,9 @@ def test_safe_twice_and_switched_off(monkeypatch):
     with GcWindow() as window:
         assert look() == before
         assert window.between() == 0
+
+
+@pytest.mark.parametrize("valve", [float("nan"), -1, "x", None, 1.5])
+def test_a_valve_that_cannot_be(valve):
+    with pytest.raises(UsageError, match="valve"):
+        GcWindow(valve=valve)

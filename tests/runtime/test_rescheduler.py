@@ -191,3 +191,30 @@ def test_no_swing_over_a_finely_sampled_day(seed):
     uses, moved, control = day(seed, 86_400)
     assert control.figures().armings <= 86_400 / 13
     assert all(uses[t] > 850 for t in range(len(uses)) if moved[t])
+
+
+NAN = float("nan")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"high": NAN}, {"low": NAN}, {"samples": NAN}, {"samples": 1.5}, {"cold_s": NAN}, {"rest_s": NAN},
+     {"bytes_per_s": NAN}, {"cold_s": float("inf")}],
+)  # fmt: skip
+def test_options_that_are_no_numbers(options):
+    with pytest.raises(UsageError):
+        Rescheduler(1000, bool, Options(**options))
+    with pytest.raises(UsageError):
+        Rescheduler(NAN, bool)
+
+
+def test_samples_and_blocks_that_are_no_numbers_move_nothing():
+    moved = []
+    control = Rescheduler(100, lambda key: not moved.append(key), Options(cold_s=0, samples=1))
+    blocks = [Movable("no size", NAN, 0.0), Movable("negative", -5, 0.0), Movable("no time", 5, NAN)]
+    for t in range(5):
+        assert control.look(float(t), 99, pending=True, blocks=blocks) == 0
+    assert control.look(NAN, 99, pending=True, blocks=[Movable("a", 5, 0.0)]) == 0
+    assert control.look(6.0, NAN, pending=True, blocks=[Movable("a", 5, 0.0)]) == 0
+    assert moved == []
+    assert control.guard.figures().fallbacks == 2  # the looks at no time, and at no use

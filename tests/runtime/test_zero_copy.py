@@ -215,3 +215,24 @@ def test_what_is_no_parcel_is_refused():
         Port(plain)
     with pytest.raises(UsageError, match="parcel of 0 bytes"):
         Parcel.make(0)
+
+
+def test_sizes_and_timeouts_that_cannot_be():
+    for size in (float("nan"), 1.5, "3", None, 0, -1):
+        with pytest.raises(UsageError, match="a parcel of"):
+            Parcel.make(size)
+    one, two = Port.pair()
+    with one, two:
+        for timeout_s in (float("nan"), -1.0, float("inf")):
+            with pytest.raises(UsageError, match="a timeout of"):
+                one.receive(timeout_s=timeout_s)
+
+
+def test_switched_off_a_parcel_stays_with_its_owner(monkeypatch):
+    monkeypatch.setenv("MOEXRAY_OFF", "zero-copy")
+    one, two = Port.pair()
+    with one, two, Parcel.make(4096) as parcel:
+        parcel.view[:] = 3
+        with pytest.raises(ExchangeError, match="switched off"):
+            one.send(parcel)
+        assert parcel.view.tolist() == [3] * 4096

@@ -15,17 +15,14 @@ stream that it was made on; a temporary that other streams use must not come fro
 
 from __future__ import annotations
 
-import math
-import sys
 import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from moexray.algorithms.policies import GRANULE, Segregated
 from moexray.core.errors import UsageError
+from moexray.runtime.buffer_kinds import Buffer, Numpy, Torch, kind_of, sizes_of, traits
 from moexray.runtime.guard import Guard
 from moexray.runtime.handle import Handle
 
@@ -38,6 +35,7 @@ ALIGNMENT = GRANULE  # bytes
 CLASSES = 4  # per doubling: a buffer is at most a quarter larger than asked (analyse/reuse tries others)
 
 Key = tuple[Any, ...]
+Asked = tuple[type[Numpy | Torch], tuple[int, ...], int]  # kind, shape, bytes
 
 
 # ---- aligned helpers
@@ -60,9 +58,9 @@ def aligned_empty(
         UsageError: the alignment is no power of two, or a device is asked for an array.
     """
     _check(alignment)
-    kind = _kind(dtype, device)
-    shape, span = _sizes(kind, shape, dtype, strides)
-    return kind.view(_Buffer(kind, span, device, alignment), kind.blank(dtype, device), shape, strides)
+    kind = kind_of(dtype, device)
+    shape, span = sizes_of(kind, shape, dtype, strides)
+    return kind.view(Buffer(kind, span, device, alignment), kind.blank(dtype, device), shape, strides)
 
 
 def aligned_empty_like(like: Any, *, alignment: int = ALIGNMENT) -> Any:
@@ -73,7 +71,7 @@ def aligned_empty_like(like: Any, *, alignment: int = ALIGNMENT) -> Any:
     Raises:
         UsageError: the alignment is no power of two.
     """
-    shape, dtype, device, strides = _traits(like)
+    shape, dtype, device, strides = traits(like)
     return aligned_empty(shape, dtype, device=device, strides=strides, alignment=alignment)
 
 
@@ -118,10 +116,12 @@ class BufferPool:
         name: str = "buffers",
     ) -> None:  # fmt: skip
         _check(alignment)
+        if not isinstance(classes, int) or classes < 1:
+            raise UsageError(f"{classes} size classes per doubling", hint="a whole number from 1")
         self.alignment, self.limit_bytes = alignment, limit_bytes
         self.guard = Guard(name)
         self._class_of = lru_cache(4096)(Segregated(None, alignment, classes).class_size)
-        self._rows: dict[Key, list[_Buffer]] = {}
+        self._rows: dict[Key, list[Buffer]] = {}
         self._lock = threading.RLock()  # what dies under it may run code that asks again
         self._reused = self._made = self._plain = self._held = self._peak = 0
 
@@ -132,13 +132,15 @@ class BufferPool:
         """As `aligned_empty`, from an idle buffer where there is one. The content is left over.
 
         Raises:
-            UsageError: a device is asked for an array.
+            UsageError: a device is asked for an array, or there is no such shape, strides or type.
         """
-        return self.guard.run(self._take, self._own, shape, dtype, device, strides, role)
+        kind = kind_of(dtype, device)
+        sizes, span = sizes_of(kind, shape, dtype, strides)  # the caller's errors are no fault of ours
+        return self.guard.run(self._take, self._own, (kind, sizes, span), dtype, device, strides, role)
 
     def empty_like(self, like: Any, *, role: str = "") -> Any:
         """As `aligned_empty_like`, from an idle buffer where there is one."""
-        shape, dtype, device, strides = _traits(like)
+        shape, dtype, device, strides = traits(like)
         return self.empty(shape, dtype, device=device, strides=strides, role=role)
 
     def trim(self) -> int:
@@ -173,9 +175,14 @@ class BufferPool:
                 usual = len(args) == 1 and "dtype" in kwargs and kwargs.keys() <= {"dtype", "device"}
                 if not (handle.attached and usual):
                     return original(*args, **kwargs)
+                dtype, device = kwargs["dtype"], kwargs.get("device")
+                try:
+                    kind = kind_of(dtype, device)
+                    asked = (kind, *sizes_of(kind, args[0], dtype, None))
+                except UsageError:
+                    return original(*args, **kwargs)  # which refuses it in its own words
                 return self.guard.run(
-                    lambda: self._take(args[0], kwargs["dtype"], kwargs.get("device"), None, role),
-                    lambda: original(*args, **kwargs),
+                    lambda: self._take(asked, dtype, device, None, role), lambda: original(*args, **kwargs)
                 )
 
             handle.replace(owner, name, pooled)
@@ -184,13 +191,12 @@ class BufferPool:
 
     # ---- inside
 
-    def _own(self, shape: Any, dtype: Any, device: Any, strides: Any, role: str) -> Any:
+    def _own(self, asked: Asked, dtype: Any, device: Any, strides: Any, role: str) -> Any:
         del role
-        return aligned_empty(shape, dtype, device=device, strides=strides, alignment=self.alignment)
+        return aligned_empty(asked[1], dtype, device=device, strides=strides, alignment=self.alignment)
 
-    def _take(self, shape: Any, dtype: Any, device: Any, strides: Any, role: str) -> Any:
-        kind = _kind(dtype, device)
-        sizes, span = _sizes(kind, shape, dtype, strides)
+    def _take(self, asked: Asked, dtype: Any, device: Any, strides: Any, role: str) -> Any:
+        kind, sizes, span = asked
         blank = kind.blank(dtype, device)
         place = kind.place(blank)
         if place is not None:
@@ -202,16 +208,16 @@ class BufferPool:
                     return kind.view(buffer, blank, sizes, strides)
         with self._lock:
             self._plain += 1
-        return self._own(shape, dtype, device, strides, role)
+        return self._own(asked, dtype, device, strides, role)
 
-    def _find(self, key: Key, need: int) -> _Buffer | None:
+    def _find(self, key: Key, need: int) -> Buffer | None:
         for buffer in self._rows.get(key, ()):
             if buffer.size >= need and buffer.idle():
                 self._reused += 1
                 return buffer
         return None
 
-    def _make(self, key: Key, need: int, device: Any) -> _Buffer | None:
+    def _make(self, key: Key, need: int, device: Any) -> Buffer | None:
         row = self._rows.setdefault(key, [])
         need = max([need, *(b.size for b in row)])
         row[:] = [b for b in row if b.size >= need or not self._gone(b)]  # a role outgrew them
@@ -219,14 +225,14 @@ class BufferPool:
             self._drop(self._held + need - self.limit_bytes)
             if self._held + need > self.limit_bytes:
                 return None
-        buffer = _Buffer(key[0], need, device, self.alignment)
+        buffer = Buffer(key[0], need, device, self.alignment)
         row.append(buffer)
         self._made += 1
         self._held += need
         self._peak = max(self._peak, self._held)
         return buffer
 
-    def _gone(self, buffer: _Buffer) -> bool:
+    def _gone(self, buffer: Buffer) -> bool:
         """Notes that a buffer goes, if it is idle."""
         if not buffer.idle():
             return False
@@ -242,157 +248,8 @@ class BufferPool:
         return freed
 
 
-# ---- numpy and torch
-
-
-class _Numpy:
-    """Arrays; strides in bytes."""
-
-    @staticmethod
-    def itemsize(dtype: Any) -> int:
-        return int(np.dtype(dtype).itemsize)
-
-    @staticmethod
-    def stride_bytes(dtype: Any) -> int:
-        del dtype
-        return 1
-
-    @staticmethod
-    def blank(dtype: Any, device: Any) -> Any:
-        """What becomes the view."""
-        del device
-        return np.dtype(dtype)
-
-    @staticmethod
-    def place(blank: Any) -> tuple[Any, ...] | None:
-        """What else must be equal for a buffer to serve; None where no buffer may."""
-        return None if blank.hasobject else ()
-
-    @staticmethod
-    def root(size: int, device: Any) -> tuple[Any, int]:
-        """(root, its address)."""
-        if device is not None:
-            raise UsageError(f"an array on device {device}", hint="give a torch dtype, or no device")
-        root = np.empty(size, np.uint8)
-        return root, root.__array_interface__["data"][0]
-
-    @staticmethod
-    def users(buffer: _Buffer) -> int:
-        """References to the root."""
-        return sys.getrefcount(buffer.root)
-
-    @staticmethod
-    def view(buffer: _Buffer, blank: Any, shape: tuple[int, ...], strides: Any) -> Any:
-        if blank.hasobject:
-            return np.empty(shape, blank)
-        start = buffer.start
-        if strides is not None:  # the first element lies above the lowest where a stride is negative
-            start -= sum(s * (n - 1) for n, s in zip(shape, strides, strict=True) if s < 0 < n)
-        return np.ndarray(shape, blank, buffer.root, start, strides)
-
-
-class _Torch:
-    """Tensors; strides in elements."""
-
-    @staticmethod
-    def itemsize(dtype: Any) -> int:
-        return int(dtype.itemsize)
-
-    stride_bytes = itemsize
-
-    @staticmethod
-    def blank(dtype: Any, device: Any) -> Any:
-        import torch
-
-        return torch.empty(0, dtype=dtype, device=device)
-
-    @staticmethod
-    def place(blank: Any) -> tuple[Any, ...] | None:
-        """See _Numpy. A captured graph would go on using its buffers behind our back."""
-        import torch
-
-        where = blank.device
-        if where.type == "meta" or torch.compiler.is_compiling():
-            return None
-        if where.type != "cuda":
-            return (where,)
-        if torch.cuda.is_current_stream_capturing():
-            return None
-        return (where, torch.cuda.current_stream(where).cuda_stream)
-
-    @staticmethod
-    def root(size: int, device: Any) -> tuple[Any, int]:
-        import torch
-
-        root = torch.empty(size, dtype=torch.uint8, device=device).untyped_storage()
-        return root, root.data_ptr()
-
-    @staticmethod
-    def users(buffer: _Buffer) -> int:
-        """References to the storage; torch has no public name for it (its own graph trees use this one)."""
-        import torch
-
-        return int(torch._C._storage_Use_Count(buffer.root._cdata))  # noqa: SLF001
-
-    @staticmethod
-    def view(buffer: _Buffer, blank: Any, shape: tuple[int, ...], strides: Any) -> Any:
-        start = buffer.start // blank.element_size()
-        return blank.set_(buffer.root, start, shape, () if strides is None else strides)
-
-
-class _Buffer:
-    """Memory of `size` bytes from the multiple of `alignment` at `start`; idle until a view is made."""
-
-    __slots__ = ("_alone", "kind", "root", "size", "start")
-
-    def __init__(self, kind: type[_Numpy | _Torch], size: int, device: Any, alignment: int) -> None:
-        self.kind, self.size = kind, size
-        self.root, address = kind.root(size + alignment - 1, device)
-        self.start = -address % alignment
-        self._alone = kind.users(self)
-
-    def idle(self) -> bool:
-        """Nothing but this object refers to the root."""
-        return self.kind.users(self) == self._alone
-
-
-def _kind(dtype: Any, device: Any) -> type[_Numpy | _Torch]:
-    if type(dtype).__module__ == "torch":
-        return _Torch
-    if device is not None:
-        raise UsageError(f"an array on device {device}", hint="give a torch dtype, or no device")
-    return _Numpy
-
-
-def _sizes(
-    kind: type[_Numpy | _Torch], shape: int | Sequence[int], dtype: Any, strides: Sequence[int] | None
-) -> tuple[tuple[int, ...], int]:
-    """The shape as a tuple, and the bytes from the lowest to the highest element, at least 1."""
-    sizes = shape if isinstance(shape, tuple) else (shape,) if isinstance(shape, int) else tuple(shape)
-    item = kind.itemsize(dtype)
-    if strides is None or 0 in sizes:
-        return sizes, max(math.prod(sizes) * item, 1)
-    step = kind.stride_bytes(dtype)
-    return sizes, item + step * sum(abs(s) * (n - 1) for n, s in zip(sizes, strides, strict=True))
-
-
-def _traits(like: Any) -> tuple[tuple[int, ...], Any, Any, Any]:
-    """(shape, dtype, device, strides), strides None where elements share memory."""
-    if hasattr(like, "stride"):
-        shape, strides, device, item = tuple(like.shape), tuple(like.stride()), like.device, 1
-    else:
-        like = np.asarray(like)
-        shape, strides, device, item = like.shape, like.strides, None, like.itemsize
-    reach = item  # bytes (elements for torch) that the inner dimensions cover
-    for stride, size in sorted((abs(s), n) for n, s in zip(shape, strides, strict=True) if n > 1):
-        if stride < reach:
-            return shape, like.dtype, device, None
-        reach = stride * (size - 1) + reach
-    return shape, like.dtype, device, strides
-
-
 def _check(alignment: int) -> None:
-    if alignment < 1 or alignment & (alignment - 1):
+    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
         raise UsageError(f"an alignment of {alignment} is no power of two")
 
 

@@ -24,6 +24,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
+from moexray.core.errors import UsageError
 from moexray.runtime.guard import Guard, say_once
 from moexray.runtime.handle import Handle
 
@@ -67,9 +68,14 @@ class GcWindow:
         valve: New objects after which the collector runs without being asked.
         least: New objects below which `between` does nothing.
         name: For the kill switch; switched off, a window does nothing.
+
+    Raises:
+        UsageError: numbers that cannot be.
     """
 
     def __init__(self, *, valve: int = VALVE, least: int = 700, name: str = "gc-window") -> None:
+        if not isinstance(valve, int) or not isinstance(least, int) or min(valve, least) < 0:
+            raise UsageError(f"valve {valve}, least {least}", hint="counts of objects, whole numbers")
         self.valve, self.least = valve, least
         self.guard = Guard(name)
         self._handle = Handle(name, self._install)

@@ -14,6 +14,7 @@ It keeps no clock and no thread: the host calls `look` where it samples, with it
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING
@@ -51,7 +52,8 @@ class Options:
         """Raises UsageError for what cannot be."""
         if not 0 < self.low < self.high < 1:
             raise UsageError(f"high {self.high}, low {self.low}", hint="0 < low < high < 1")
-        if self.samples < 1 or min(self.cold_s, self.rest_s) < 0 or self.bytes_per_s <= 0:
+        times = all(0 <= seconds < math.inf for seconds in (self.cold_s, self.rest_s))  # no NaN passes
+        if not isinstance(self.samples, int) or self.samples < 1 or not times or not self.bytes_per_s > 0:
             raise UsageError("samples, times and bytes per second must be positive", where=str(self))
 
 
@@ -113,7 +115,7 @@ class Rescheduler:
     ) -> None:  # fmt: skip
         self.options = options or Options()
         self.options.check()
-        if capacity < 1:
+        if not 1 <= capacity < math.inf:
             raise UsageError(f"a memory of {capacity} bytes")
         self.capacity = capacity
         self.guard = Guard(name)
@@ -156,6 +158,8 @@ class Rescheduler:
     def _look(self, now_s: float, used: int, pending: bool, blocks: Iterable[Movable]) -> int:  # noqa: FBT001
         options = self.options
         self._looks += 1
+        if math.isnan(now_s) or math.isnan(used):
+            raise UsageError(f"{used} bytes in use at {now_s} s", hint="no number: nothing is moved")
         passed = 0.0 if self._last_s is None else max(now_s - self._last_s, 0.0)
         self._last_s = now_s
         self._budget = min(self._budget + passed * options.bytes_per_s, options.bytes_per_s)
@@ -174,7 +178,7 @@ class Rescheduler:
     def _free(self, now_s: float, used: int, blocks: Iterable[Movable]) -> int:
         options = self.options
         surplus = used - int(options.low * self.capacity)
-        cold = (b for b in blocks if now_s - b.used_s >= options.cold_s)
+        cold = (b for b in blocks if now_s - b.used_s >= options.cold_s and b.size >= 1)
         freed = 0
         for block in sorted(cold, key=attrgetter("priority", "used_s")):
             if freed >= surplus:

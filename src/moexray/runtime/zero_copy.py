@@ -30,6 +30,7 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
 from typing import TYPE_CHECKING, Any, Self
 
@@ -37,6 +38,7 @@ import numpy as np
 
 from moexray.core.errors import ExchangeError, UsageError
 from moexray.runtime.guard import VARIABLE, Guard, say_once
+from moexray.runtime.host_memory import shortage
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -72,11 +74,14 @@ class Parcel:
             size: Bytes, at least 1.
 
         Raises:
-            UsageError: a size below 1.
+            UsageError: no whole number from 1.
+            ExchangeError: memory is short.
             OSError: the kernel has none, or no memfd.
         """
-        if size < 1:
-            raise UsageError(f"a parcel of {size} bytes")
+        if not isinstance(size, int) or size < 1:
+            raise UsageError(f"a parcel of {size} bytes", hint="a whole number from 1")
+        if why := shortage(size):
+            raise ExchangeError(f"a parcel of {size} bytes: {why}")
         with contextlib.ExitStack() as undo:
             fd = os.memfd_create("moexray-parcel", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
             undo.callback(os.close, fd)
@@ -263,8 +268,11 @@ class Port:
         """Takes the next parcel, with the same pages.
 
         Raises:
+            UsageError: a timeout below 0.
             ExchangeError: none came in time, the other process is gone, or what came is no parcel.
         """
+        if not 0 <= timeout_s < threading.TIMEOUT_MAX:
+            raise UsageError(f"a timeout of {timeout_s} s", hint="a number from 0")
         self.socket.settimeout(timeout_s)
         try:
             head, fds, _, _ = socket.recv_fds(self.socket, _HEAD.size, 2, socket.MSG_CMSG_CLOEXEC)

@@ -277,3 +277,16 @@ def test_blocks_for_long():
     machine.settings = settings(max_examples=400, stateful_step_count=60, deadline=None,
                                 suppress_health_check=[HealthCheck.too_slow])
     machine().runTest()
+
+
+@pytest.mark.parametrize("size", [float("nan"), 1.5, "3", None, 0, -1])
+def test_a_size_that_cannot_be_is_the_callers_error_and_no_fallback(size):
+    arena = Arena(1 << 16)
+    with pytest.raises(UsageError, match="a request of"):
+        arena.allocate(size)
+    with pytest.raises(UsageError, match="an arena of"):
+        Arena(size)
+    assert arena.guard.figures().calls == 0
+    assert arena.allocate(np.int64(100)).size == 100
+    with pytest.raises(UsageError, match="not one of this arena"):
+        arena.free(None)

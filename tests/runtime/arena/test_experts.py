@@ -201,3 +201,31 @@ def test_residency_is_that_of_a_plain_lru(uses, count):
             {"keep": slots.keep, "unkeep": slots.unkeep}[what](key)
             {"keep": kept.add, "unkeep": kept.discard}[what](key)
         assert slots.resident() == tuple(plain)
+
+
+@pytest.mark.parametrize("numbers", [(0, 10), (1, 0), (float("nan"), 10), (1, 1.5), (-1, 10), ("2", 10)])
+def test_slots_that_cannot_be(numbers):
+    arena = Arena(1 << 16)
+    with pytest.raises(UsageError, match="whole numbers from 1"):
+        ExpertSlots(arena, slots=numbers[0], slot_bytes=numbers[1])
+    assert arena.figures().requests == 0
+
+
+def test_a_fill_that_raises_is_called_once_and_is_no_fault_of_ours():
+    slots, calls = ExpertSlots(Arena(1 << 16), slots=1, slot_bytes=10), []
+
+    def broken(view):
+        calls.append(len(view))
+        raise ValueError("disk")
+
+    for _ in range(20):
+        with pytest.raises(ValueError, match="disk"):
+            slots.lease("a", broken)
+    assert calls == [10] * 20
+    assert slots.guard.figures().fallbacks == 0
+    assert slots.figures().misses == 0
+    with slots.lease("a", lambda view: view.fill(1)) as view:
+        assert view.tolist() == [1] * 10
+    assert slots.evict("a")
+    with slots.lease("a", lambda view: view.fill(2)) as view:
+        assert view.tolist() == [2] * 10  # an evicted expert is filled anew

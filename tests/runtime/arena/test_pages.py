@@ -168,3 +168,34 @@ class Sequences(RuleBasedStateMachine):
 
 TestSequences = Sequences.TestCase
 TestSequences.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+
+
+def test_numbers_that_cannot_be_change_nothing():
+    arena = Arena(1 << 16)
+    for numbers in ((0, 256, 1), (4, 256, -1), (4, 256, 1.5), (float("nan"), 256, 1), (4, float("nan"), 1)):
+        with pytest.raises(UsageError):
+            Pages(arena, pages=numbers[0], page_bytes=numbers[1], sequences=numbers[2])
+    assert arena.figures().used_bytes == 0
+    pages = Pages(arena, pages=4, page_bytes=256, sequences=2)
+    row = pages.open()
+    for size in (float("nan"), 1.5, "3", None, -1):
+        with pytest.raises(UsageError):
+            pages.extend(row, size)
+    for sequence in (float("nan"), "3", None, 0.0, 7, -1):
+        with pytest.raises(UsageError):
+            pages.extend(sequence, 1)
+    with pytest.raises(UsageError):
+        pages.read(row, float("nan"), np.zeros(3, np.uint8))
+    assert pages.free_pages == 4
+
+
+def test_released_twice_and_used_no_more():
+    arena = Arena(1 << 16)
+    pages = Pages(arena, pages=4, page_bytes=256, sequences=2)
+    row = pages.open()
+    pages.release()
+    pages.release()
+    assert arena.figures().used_bytes == 0
+    assert pages.open() is None
+    with pytest.raises(UsageError, match="no sequence"):
+        pages.extend(row, 1)

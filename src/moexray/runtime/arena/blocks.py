@@ -13,6 +13,7 @@ must be used on one stream (untested on a GPU).
 
 from __future__ import annotations
 
+import operator
 import threading
 from dataclasses import dataclass
 from operator import attrgetter
@@ -90,7 +91,7 @@ class Block:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         with self.arena.lock:
-            self.pins -= 1
+            self.pins = max(self.pins - 1, 0)
 
     def moved(self, offset: int) -> None:
         """Notes its new place."""
@@ -122,7 +123,7 @@ class Arena:
     ) -> None:  # fmt: skip
         if policy not in USABLE:
             raise UsageError(f"an arena cannot use {policy!r}", hint=f"one of {', '.join(USABLE)}")
-        self.memory = Memory.take(memory, alignment=alignment) if isinstance(memory, int) else memory
+        self.memory = memory if isinstance(memory, Memory) else Memory.take(memory, alignment=alignment)
         if self.memory.address % alignment:
             raise UsageError(f"the memory does not lie at a multiple of {alignment} bytes")
         self.alignment, self.compacting, self.spill = alignment, compacting, spill
@@ -139,16 +140,20 @@ class Arena:
         """A block; plain memory where it does not fit, or None without `spill`.
 
         Raises:
-            UsageError: a size below 1.
+            UsageError: no whole number from 1, or plain memory is short.
         """
+        try:
+            size = operator.index(size)
+        except TypeError:
+            raise UsageError(f"a request of {size!r} bytes", hint="a whole number from 1") from None
         if size < 1:
             raise UsageError(f"a request of {size} bytes", hint="ask for at least 1 byte")
         with self.lock:
             self._requests += 1
             block = self.guard.run(self._place, self._nothing, size)
             if block is None and (self.spill or not self.guard.on):
-                self._plain += 1
                 block = Block(self, size, None, self.memory.alike(size, self.alignment))
+                self._plain += 1
             return block
 
     def free(self, block: Block) -> None:
@@ -158,7 +163,7 @@ class Arena:
             UsageError: it is pinned, was freed before, or is of another arena.
         """
         with self.lock:
-            if block.arena is not self or block.size == 0:
+            if getattr(block, "arena", None) is not self or block.size == 0:
                 raise UsageError("the block is not one of this arena", hint="was it freed twice?")
             if block.pins:
                 raise UsageError("the block is pinned", hint="free it after its `with`")

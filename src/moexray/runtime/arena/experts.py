@@ -52,10 +52,11 @@ class ExpertFigures:
 class _Slot:
     """One slot; a context that gives its bytes and counts its leases."""
 
-    __slots__ = ("leases", "lock", "view")
+    __slots__ = ("is_filled", "is_plain", "leases", "lock", "view")
 
-    def __init__(self, view: Any, lock: threading.RLock) -> None:
+    def __init__(self, view: Any, lock: threading.RLock, *, is_plain: bool = False) -> None:
         self.view, self.lock, self.leases = view, lock, 0
+        self.is_filled, self.is_plain = False, is_plain
 
     def __enter__(self) -> Any:
         return self.view
@@ -81,6 +82,8 @@ class ExpertSlots:
     """
 
     def __init__(self, arena: Arena, *, slots: int, slot_bytes: int, name: str = "experts") -> None:
+        if not isinstance(slots, int) or not isinstance(slot_bytes, int) or min(slots, slot_bytes) < 1:
+            raise UsageError(f"{slots} slots of {slot_bytes} bytes", hint="whole numbers from 1")
         step = -(-slot_bytes // arena.alignment) * arena.alignment
         block = arena.allocate(slots * step)
         if block is None or (block.offset is None and arena.guard.on):
@@ -107,7 +110,23 @@ class ExpertSlots:
             fill: Called with the bytes where the expert is not resident. What it raises comes out here,
                 and the slot stays free.
         """
-        return self.guard.run(self._lease, self._own, key, fill)
+        with self._lock:
+            slot = self.guard.run(self._place, self._own, key)
+            if not slot.is_filled:
+                try:
+                    fill(slot.view)  # the host's own code: what it raises is no fault of ours
+                except BaseException:
+                    if not slot.is_plain:
+                        self._free.append(slot)
+                    raise
+                slot.is_filled = True
+                if slot.is_plain:
+                    self._plain += 1
+                else:
+                    self._misses += 1
+                    self._resident[key] = slot
+            slot.leases += 1
+            return slot
 
     def keep(self, *keys: Hashable) -> None:
         """Experts that are never evicted once they are resident."""
@@ -126,6 +145,7 @@ class ExpertSlots:
             if slot is None or slot.leases:
                 return False
             del self._resident[key]
+            slot.is_filled = False
             self._free.append(slot)
             return True
 
@@ -153,25 +173,14 @@ class ExpertSlots:
             self._block.__exit__(None, None, None)
             self._arena.free(self._block)
 
-    def _lease(self, key: Hashable, fill: Callable[[Any], object]) -> _Slot:
-        with self._lock:
-            slot = self._resident.get(key)
-            if slot is not None:
-                self._resident.move_to_end(key)
-                self._hits += 1
-            else:
-                slot = self._slot()
-                if slot is None:
-                    return self._own(key, fill)
-                try:
-                    fill(slot.view)
-                except BaseException:
-                    self._free.append(slot)
-                    raise
-                self._misses += 1
-                self._resident[key] = slot
-            slot.leases += 1
+    def _place(self, key: Hashable) -> _Slot:
+        """The expert's slot, or one to fill for it."""
+        slot = self._resident.get(key)
+        if slot is not None:
+            self._resident.move_to_end(key)
+            self._hits += 1
             return slot
+        return self._slot() or self._own(key)
 
     def _slot(self) -> _Slot | None:
         if self._free:
@@ -180,15 +189,12 @@ class ExpertSlots:
             if not slot.leases and key not in self._kept:
                 del self._resident[key]
                 self._evictions += 1
+                slot.is_filled = False
                 return slot
         return None
 
-    def _own(self, key: Hashable, fill: Callable[[Any], object]) -> _Slot:
+    def _own(self, key: Hashable) -> _Slot:
         """Plain memory for one lease."""
         del key
-        slot = _Slot(self._arena.memory.alike(self.slot_bytes, self._arena.alignment).raw, self._lock)
-        fill(slot.view)
-        with self._lock:
-            self._plain += 1
-        slot.leases = 1
-        return slot
+        memory = self._arena.memory.alike(self.slot_bytes, self._arena.alignment)
+        return _Slot(memory.raw, self._lock, is_plain=True)

@@ -11,6 +11,7 @@ import numpy as np
 from moexray.core.errors import UsageError
 from moexray.runtime.buffers import ALIGNMENT, aligned_empty
 from moexray.runtime.guard import say_once
+from moexray.runtime.host_memory import shortage
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -58,10 +59,12 @@ class Memory:
         segment (untested on a GPU).
 
         Raises:
-            UsageError: a size below 1, or an alignment that is no power of two.
+            UsageError: a size below 1, an alignment that is no power of two, or memory of the host is short.
         """
-        if size < 1:
-            raise UsageError(f"an arena of {size} bytes")
+        if not isinstance(size, int) or size < 1:
+            raise UsageError(f"an arena of {size} bytes", hint="a whole number from 1")
+        if str(device or "cpu").startswith("cpu") and (why := shortage(size)):
+            raise UsageError(f"an arena of {size} bytes: {why}")
         if device is None:
             return cls._touched(aligned_empty(size, np.uint8, alignment=alignment))
         import torch

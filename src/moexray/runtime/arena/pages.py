@@ -9,6 +9,7 @@ All tables are made once; a steady state allocates nothing. Not for use by two t
 
 from __future__ import annotations
 
+import operator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -42,7 +43,9 @@ class Pages:
     """
 
     def __init__(self, arena: Arena, *, pages: int, page_bytes: int, sequences: int) -> None:
-        if page_bytes < 1 or page_bytes % arena.alignment:
+        if not all(isinstance(n, int) and n > 0 for n in (pages, sequences)):
+            raise UsageError(f"{pages} pages for {sequences} sequences", hint="whole numbers from 1")
+        if not isinstance(page_bytes, int) or page_bytes < 1 or page_bytes % arena.alignment:
             raise UsageError(f"a page of {page_bytes} bytes", hint=f"a multiple of {arena.alignment}")
         block = arena.allocate(pages * page_bytes)
         if block is None or (block.offset is None and arena.guard.on):
@@ -130,8 +133,13 @@ class Pages:
             done += many
 
     def release(self) -> None:
-        """Gives the pages back to the arena; all sequences end."""
+        """Gives the pages back to the arena; all sequences end. Safe twice."""
+        if self.view is None:
+            return
         self.view = None
+        self._open = []
+        self._free_rows = []
+        self._free_pages = []
         self._block.__exit__(None, None, None)
         self._arena.free(self._block)
 
@@ -149,6 +157,10 @@ class Pages:
         return pieces
 
     def _check(self, sequence: int, size: int) -> None:
+        try:
+            sequence, size = operator.index(sequence), operator.index(size)
+        except TypeError:
+            raise UsageError(f"{size!r} bytes of sequence {sequence!r}", hint="whole numbers") from None
         if not (0 <= sequence < len(self._open) and self._open[sequence]):
             raise UsageError(f"there is no sequence {sequence}", hint="was it closed?")
         if size < 0:

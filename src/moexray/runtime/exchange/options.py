@@ -6,6 +6,7 @@ import mmap
 from dataclasses import dataclass
 
 from moexray.core.errors import UsageError
+from moexray.runtime.host_memory import SPARE_BYTES
 
 __all__ = ["NAME", "RUNGS", "Counters", "Fallback", "Options"]
 
@@ -36,7 +37,7 @@ class Options:
     timeout_s: float = 60.0
     ring_bytes: int = 1 << 22
     file_ring_bytes: int = 1 << 18
-    spare_bytes: int = 256 << 20
+    spare_bytes: int = SPARE_BYTES
     folder: str | None = None
     checksums: bool = False
     direct: bool = True

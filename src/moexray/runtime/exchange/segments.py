@@ -10,27 +10,13 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-from pathlib import Path
 
 from moexray.core.errors import ExchangeError
+from moexray.runtime.host_memory import available_bytes
 
-__all__ = ["available_bytes", "make_file", "make_memory", "map_reading", "map_writing"]
+__all__ = ["make_file", "make_memory", "map_reading", "map_writing"]
 
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
-
-
-def available_bytes() -> int:
-    """Memory that may still be taken: of the host, and of each control group (v2) around us."""
-    lines = _read("/proc/meminfo").splitlines()
-    found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
-    for line in _read("/proc/self/cgroup").splitlines():
-        if line.startswith("0::/"):
-            folder = Path("/sys/fs/cgroup", line[4:])
-            for group in (folder, *folder.parents):
-                limit, used = _read(group / "memory.max").strip(), _read(group / "memory.current").strip()
-                if limit.isdigit() and used.isdigit():
-                    found.append(int(limit) - int(used) + _reclaimable(group))
-    return min(found, default=1 << 62)
 
 
 def make_memory(size: int, wanted: int, spare: int) -> int:
@@ -100,17 +86,3 @@ def map_reading(fd: int, offset: int, size: int) -> mmap.mmap:
 def _allocate(fd: int, size: int) -> None:
     """Takes the space now: a full disk met later would be a SIGBUS."""
     os.posix_fallocate(fd, 0, size)
-
-
-def _reclaimable(group: Path) -> int:
-    for line in _read(group / "memory.stat").splitlines():
-        if line.startswith("inactive_file "):
-            return int(line.split()[1])
-    return 0
-
-
-def _read(path: str | Path) -> str:
-    try:
-        return Path(path).read_text("ascii")
-    except (OSError, ValueError):
-        return ""
