@@ -1,6 +1,8 @@
 """Spans of steps against the records they were made from."""
 
+import json
 import threading
+import urllib.request
 
 import numpy as np
 import pytest
@@ -245,6 +247,42 @@ def test_otlp_stand_in_gets_the_spans_of_a_step(folder):
     assert span.name == "moex.step"
     assert span.end_time_unix_nano - span.start_time_unix_nano == MS
     assert to.resources[0]["service.name"] == "my-model"
+
+
+class JaegerStandIn(OtlpStandIn):
+    """Stand-in for Jaeger: takes OTLP and answers its v3 query GET /api/v3/traces/ID with OTLP as JSON."""
+
+    def answer(self, request):
+        if not request.path.startswith("/api/v3/traces/"):
+            return super().answer(request)
+        from google.protobuf.json_format import MessageToDict
+        from opentelemetry.proto.trace.v1.trace_pb2 import ResourceSpans, ScopeSpans, TracesData
+
+        wanted = bytes.fromhex(request.path.rpartition("/")[2])
+        spans = [s for s in self.spans if s.trace_id == wanted]
+        data = TracesData(resource_spans=[ResourceSpans(scope_spans=[ScopeSpans(spans=spans)])])
+        return Reply(200 if spans else 404, json.dumps({"result": MessageToDict(data)}).encode(), "application/json")
+
+
+def test_an_exemplar_leads_to_its_trace_in_a_jaeger_stand_in(folder):
+    to, page = JaegerStandIn(), Page()
+    made = provider(to.server.url, page, "my-model")
+    ring = Ring(SITES, FACTS, folder=folder)
+    keep = Decider(Keep(slo_s=0.1, most_per_s=1e6))
+    source = Engines(page, Drain(folder), Names(), trace=StepSpans(made.get_tracer("moexray"), page, keep))
+    for step, ms in enumerate((10, 900, 10)):
+        for site in range(3):
+            ring.write(site, step, 0, MS, 4, np.array([1]))
+        ring.step(step, 0, ms * MS, 4)
+    source.update()
+    assert made.force_flush()
+    [mark] = [s.exemplar for s in page.samples() if s.exemplar]
+    with urllib.request.urlopen(f"{to.server.url}/api/v3/traces/{mark.trace_id}", timeout=10) as answer:
+        [group] = json.loads(answer.read())["result"]["resourceSpans"]
+    names = [s["name"] for s in group["scopeSpans"][0]["spans"]]
+    assert sorted(names) == ["moex.layer", "moex.layer", "moex.layer", "moex.step"]
+    made.shutdown()
+    to.server.close()
 
 
 def test_otlp_that_is_refused_or_not_there_is_counted():

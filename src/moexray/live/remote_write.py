@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray import __version__
 from moexray.core.errors import UsageError
+from moexray.core.redact import redact
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -246,9 +247,9 @@ class RemoteWrite:
         except urllib.error.HTTPError as why:
             with why:
                 text = why.read(300).decode("utf-8", "replace").strip()
-                _log.warning("remote write: %s answers %d: %s", self.settings.url, why.code, text)
+                _log.warning("remote write: %s answers %d: %s", redact(self.settings.url), why.code, text)
                 after = why.headers.get("Retry-After", "")
                 return why.code, min(float(after), self.settings.longest_pause_s) if after.isdigit() else 0.0
         except (OSError, http.client.HTTPException) as why:
-            _log.warning("remote write: %s does not answer (%s)", self.settings.url, why)
+            _log.warning("remote write: %s does not answer (%s)", redact(self.settings.url), why)
             return 0, 0.0
