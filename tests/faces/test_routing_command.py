@@ -179,3 +179,77 @@ def test_layers_with_odd_labels_are_counted(tmp_path, label):
     doc = document(tmp_path / "a.json")
     assert {x["layer"] for x in doc["layers"]} == {0, 1}
     assert any("no whole numbers" in p["text"] for p in doc["problems"])
+
+
+SGLANG = (
+    "[2026-03-07 06:00:{i:02d} TP0] [Expert Balancedness] forward_pass_id={i} current_pass_balancedness={value:.3f} "
+    "last_10_average_balancedness={value:.3f} last_100_average_balancedness={value:.3f} "
+    "last_1000_average_balancedness={value:.3f} gpu_physical_count_sum=1"
+)
+
+
+@pytest.mark.parametrize(("shift", "agree"), [(0.0, True), (0.03, True), (0.2, False)])
+def test_the_engine_s_own_figure_is_compared_with_the_counts_of_its_steps(tmp_path, shift, agree):
+    cube = np.random.default_rng(0).integers(50, 200, (12, 3, 16))
+    np.savez(tmp_path / "c.npz", logical_count=cube, steps=np.arange(12), ep_size=4)
+    ranks = cube.reshape(12, 3, 4, 4).sum(axis=3)
+    true = (ranks.mean(axis=2) / ranks.max(axis=2)).mean(axis=1)
+    log = "\n".join(SGLANG.format(i=i, value=v - shift) for i, v in enumerate(true))
+    (tmp_path / "server.log").write_text(log)
+    doc = document(tmp_path)
+    [row] = doc["engine_figures"]
+    assert (row["lines"], row["agree"]) == (12, agree)
+    assert row["recomputed"] == pytest.approx(np.median(true), abs=0.02)
+    text = run(tmp_path).output
+    assert ("they agree" in text) == agree
+    assert ("they disagree: believe the counts" in text) != agree
+
+
+def test_multiplied_counts_are_a_warning(tmp_path):
+    cube = np.random.default_rng(0).multinomial(512 * 4, np.ones(16) / 16, (10, 2)) * 8
+    np.savez(tmp_path / "c.npz", logical_count=cube, steps=np.arange(10), ep_size=4, top_k=4)
+    (tmp_path / "config.json").write_text(json.dumps({"tokens_per_step": 512, "top_k": 4, "tp_size": 8}))
+    [warning] = document(tmp_path)["warnings"]
+    assert warning["id"] == "ep.counts_multiplied"
+    assert "8 times tokens x top-k" in run(tmp_path).output
+    assert "that is the TP size 8" in warning["text"]
+
+
+def test_a_log_alone_sends_to_diagnose(tmp_path):
+    (tmp_path / "server.log").write_text("\n".join(SGLANG.format(i=i, value=0.9) for i in range(12)))
+    result = run(tmp_path)
+    assert result.exit_code == 2
+    assert "only the engine's own balancedness" in result.output
+    assert "moexray diagnose" in result.output
+
+
+def test_a_change_that_no_rank_feels_is_told_apart_from_one_that_matters(tmp_path):
+    """Statistics see one choice in five hundred with enough tokens; the busiest rank does not."""
+    rng = np.random.default_rng(0)
+    even = np.full(16, 1 / 16)
+    tiny = even * np.where(np.arange(16) % 2, 1.004, 0.996)
+    hot = np.r_[np.full(2, 5), np.ones(14)] / 24
+
+    def draw(mix):
+        return np.array([[rng.multinomial(4_000_000, mix)] for _ in range(6)])
+
+    files = [counts(tmp_path / f"{i}.npz", draw(mix)) for i, mix in enumerate((even, tiny, hot))]
+    small, large = (run(*pair, "--ep", 4).output for pair in (files[:2], files[1:]))
+    assert "1 of 1 layer differ by more than chance" in small
+    assert "effect on the balance: none; placement in force" in small
+    assert "effect on the balance: clear; placement in force" in large
+    [row] = [c for c in document(*files[:2], "--ep", 4)["comparisons"] if c["from_source"] != c["to_source"]]
+    assert (row["layers_changed"], row["effect"]) == (1, "none")
+    assert row["mean_kl"] < 1e-4
+
+
+def test_one_layer_that_changes_is_named(tmp_path):
+    rng = np.random.default_rng(0)
+    mixes = rng.dirichlet(np.full(32, 0.7), 8)
+    other = mixes.copy()
+    other[5] = rng.dirichlet(np.full(32, 0.7))
+    cube = np.stack([[rng.multinomial(2000, m) for m in (mixes if i < 18 else other)] for i in range(36)])
+    path = counts(tmp_path / "c.npz", cube, steps=np.arange(36) + 100)
+    [change] = document(path, "--ep", 4)["change_points"]
+    assert (change["step"], change["layers"], change["lasts"]) == (118, [5], True)
+    assert "change of the mix at step 118: layer 5, JS" in run(path, "--ep", 4).output
