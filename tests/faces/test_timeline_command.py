@@ -41,6 +41,30 @@ def test_the_late_rank_its_lateness_and_the_clocks(ranks):
         assert c["edges_ok"] is None
 
 
+def test_exposed_communication_and_who_waited_for_whom(ranks):
+    first, second = sorted(document(ranks)["ranks"], key=lambda r: r["rank"])
+    assert first["exposed_communication_s"] == pytest.approx(12 * 5e-3)  # 3 ms of waiting, 2 ms of transfer
+    assert second["exposed_communication_s"] == pytest.approx(12 * 2e-3)
+    assert (first["waited_s"], first["waited_most_for"]) == (pytest.approx(12 * 3e-3), 1)
+    assert (second["waited_s"], second["others_waited_s"]) == (pytest.approx(0), pytest.approx(12 * 3e-3))
+    text = run(ranks).output
+    assert "computes 66%, communicates alone 33%, idle 1%: it waits 36.0 ms in collectives, most for rank 1" in text
+    assert "the others wait 36.0 ms for it, so look at what it does before it comes" in text
+
+
+def test_communication_behind_compute_is_not_exposed(tmp_path):
+    trace = Trace(0, 2)
+    for step in range(4):
+        trace.step(step, step * 1000, 990).kernel(step * 1000 + 20, 800)
+        trace.collective(step, step * 1000 + 120, 800)
+    trace.write(tmp_path / "t.json")
+    (rank,) = document(tmp_path)["ranks"]
+    assert rank["communication_s"] == pytest.approx(4 * 800e-6)
+    assert rank["exposed_communication_s"] == pytest.approx(4 * 100e-6)
+    assert rank["waited_s"] is None
+    assert "(and 72% behind compute)" in run(tmp_path).output
+
+
 def test_every_stream_and_step_adds_up(ranks):
     doc = document(ranks)
     for s in doc["streams"]:

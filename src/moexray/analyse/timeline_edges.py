@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from moexray.analyse.timeline_comm import Collectives
 
-__all__ = ["edges_ok", "element_bytes"]
+__all__ = ["edges_ok", "element_bytes", "splits"]
 
 BYTES = {
     "double": 8, "long": 8, "int64": 8, "float64": 8, "float": 4, "int": 4, "int32": 4, "float32": 4,
@@ -30,7 +30,7 @@ def edges_ok(found: Collectives, column: int) -> bool | None:
         None where a rank of the group is missing, or splits are even, cut or not recorded.
     """
     here = [rank for rank in range(len(found.profiles)) if found.present[rank, column]]
-    rows = [_splits(found, rank, column) for rank in here]
+    rows = [splits(found, rank, column) for rank in here]
     sent = [s for s, _ in rows]
     expected = [r for _, r in rows]
     count = len(rows)
@@ -39,7 +39,8 @@ def edges_ok(found: Collectives, column: int) -> bool | None:
     return all(sent[i][j] == expected[j][i] for i in range(count) for j in range(count))  # type: ignore[index]
 
 
-def _splits(found: Collectives, rank: int, column: int) -> tuple[list[int] | None, list[int] | None]:
+def splits(found: Collectives, rank: int, column: int) -> tuple[list[int] | None, list[int] | None]:
+    """Rows that a rank sends to and expects from each peer; None where not recorded, even or cut."""
     profile = found.profiles[rank]
     if profile.comm is None:
         return None, None

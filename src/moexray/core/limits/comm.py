@@ -26,3 +26,10 @@ class CommLimits:
     agreeing_pairs_ratio: float = 0.5
     """Pairs that two matrices must share to be about the same exchange; below it nothing is compared.
     Own choice: a fault of transport or of splits touches few pairs, another step nearly all."""
+    node_bytes_per_s: float = 158e9
+    """Beta inside a node, bytes per second and direction: DeepEP's published combine of 8 ranks over NVLink
+    of H800 (dispatch 153 GB/s). Only what an exchange is compared with; no verdict rests on it."""
+    net_bytes_per_s: float = 50e9
+    """Beta between nodes per rank, bytes per second: one NIC of 400 Gbit/s; DeepEP publishes 43-58 GB/s."""
+    exchange_alpha_s: float = 2e-6
+    """Alpha per peer, seconds; own choice: a handshake over NVLink or RDMA takes 1-3 microseconds."""

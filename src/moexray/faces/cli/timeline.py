@@ -10,6 +10,7 @@ from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
+from moexray.faces.cli.timeline_graphs import graph_rows, graph_text
 from moexray.faces.numbers import counted, human
 
 if TYPE_CHECKING:
@@ -69,8 +70,10 @@ def describe(run: Run) -> dict[str, Any]:
     Raises:
         UsageError: no trace with slices was read.
     """
+    from moexray.analyse.exchange_cost import nodes
     from moexray.analyse.gaps import attribute
     from moexray.analyse.timeline_comm import survey
+    from moexray.faces.cli.timeline_comm import exchange_rows, of_rank
 
     captures = survey(run)
     if not captures:
@@ -80,21 +83,27 @@ def describe(run: Run) -> dict[str, Any]:
             hint="a torch.profiler trace or an Nsight Systems export with events (sums hold no times)",
         )
     out: dict[str, list[dict[str, Any]]] = {
-        "ranks": [], "streams": [], "gaps": [], "collectives": [], "steps": [],
+        "ranks": [], "streams": [], "gaps": [], "collectives": [], "exchanges": [], "steps": [],
     }  # fmt: skip
+    host = nodes(run)
     for capture in captures:
         clocks = _clocks(capture)
         for profile in capture.profiles:
-            first, devices, longest = len(out["steps"]), set(), _Longest(profile)
+            first, longest = len(out["steps"]), _Longest(profile)
+            devices: set[int] = set()
             for gaps in attribute(profile):
                 if not devices:
                     out["steps"][first:] = _steps(profile, gaps)
                 devices.add(gaps.of.device)
                 out["streams"].append(_stream(profile, gaps))
                 longest.add(gaps)
-            out["ranks"].append(_rank(profile, clocks.get(id(profile)), devices))
+            out["ranks"].append(
+                _rank(profile, clocks.get(id(profile)), devices) | of_rank(capture.collectives, profile)
+            )
             out["gaps"] += longest.rows()
         out["collectives"] += _collectives(capture.collectives)
+        out["exchanges"] += exchange_rows(capture.collectives, host)
+    out["graphs"] = graph_rows(p for capture in captures for p in capture.profiles)
     return {"schema": "moexray.timeline/1", **out}
 
 
@@ -262,6 +271,8 @@ def _collectives(c: Collectives) -> list[dict[str, Any]]:
 
 
 def _text(d: dict[str, Any]) -> str:
+    from moexray.faces.cli.timeline_comm import conclusion, exchange_text
+
     out: list[str] = []
     for i, r in enumerate(d["ranks"]):
         idle = 1 - r["busy_s"] / r["span_s"] if r["span_s"] else 0.0
@@ -272,6 +283,7 @@ def _text(d: dict[str, Any]) -> str:
         device = "" if r["device_index"] is None else f", device {r['device_index']}"
         who = f"rank {r['rank']}" if r["rank"] is not None else r["source"] + device
         out.append(f"{who}: {human(r['span_s'], 's')} on the device, {idle:.1%} idle{clock}")
+        out.append(f"  {conclusion(r)}")
         mine = [s for s in d["streams"] if all(s[k] == r[k] for k in ("source", "rank"))]
         mine = [s for s in mine if r["device_index"] in (None, s["device_index"])]
         for s in [*mine[:1], *(s for s in mine[1:] if s["communication"])]:
@@ -281,12 +293,14 @@ def _text(d: dict[str, Any]) -> str:
     if late := sorted(d["collectives"], key=lambda c: -c["lateness_s"])[:SHOWN]:
         out += ["", *_came_last(d["collectives"])]
         out += ["the collectives with the longest waiting:", *map(_collective_text, late)]
+    out += exchange_text(d["exchanges"])
     main: dict[Any, Any] = {}  # the first stream of a device has most compute
     for s in d["streams"]:
         main.setdefault((s["source"], s["rank"], s["device_index"]), _lane(s))
     gaps = [g for g in d["gaps"] if _lane(g) in main.values()]
     if longest := sorted(gaps, key=lambda g: -g["dur_ns"])[:SHOWN]:
         out += ["", "longest gaps of the main streams:", *map(_gap_text, longest)]
+    out += graph_text(d["graphs"])
     out += ["", "Busy: kernels, copies, fills. Released by: what ended within 10 us before the next kernel."]
     out.append("A gap is host time until the launch call of the next kernel returned, device wait after it.")
     out.append("next: moexray diagnose, on the same files and the logs beside them, names cause and remedy")
