@@ -12,6 +12,7 @@ from moexray.verify.lab.pressure import Pressure, PressureSpec
 
 torch = pytest.importorskip("torch", reason="the lab needs torch and transformers")
 pytest.importorskip("transformers", reason="the lab needs torch and transformers")
+torch.set_num_threads(1)  # two that spin on a busy machine take ten times as long
 SPEC = PressureSpec(capacity=64 << 20)
 LAYERS, EXPERTS, RANKS = 4, 16, 2
 

@@ -9,7 +9,7 @@ from moexray.verify.lab.incident import ENGINES, INCIDENTS, Setup, run
 
 pytest.importorskip("transformers", reason="the lab needs torch and transformers")
 SEEDS = range(10)
-FULL, SHORT = 1_000, 160  # requests of an arm: what a P99 wants; enough for the counts and the names
+FULL, SHORT = 1_000, 100  # requests of an arm: what a P99 wants; enough for the counts and the names
 
 
 def lab(tmp_path, *, engine: str, incident: str = "both", seed: int, requests: int) -> dict:
@@ -71,6 +71,9 @@ def test_one_fault_alone_is_named_alone(tmp_path, engine, incident):
     document = lab(tmp_path, engine=engine, incident=incident, seed=3, requests=SHORT)
     assert document["named_right"], document["wrong"]
     assert len(document["remedies"]) == 1
+    if (engine, incident) == ("ep", "skew"):
+        waits = [f for f in document["diagnosis"]["findings"] if f["id"] == "comm.straggler_wait"]
+        assert any(f["subject"]["rank"] == 0 and "ep.skew" in f["implied_by"] for f in waits)
 
 
 @pytest.mark.soak
