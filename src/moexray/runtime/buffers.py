@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from moexray.algorithms.policies import GRANULE, Segregated
 from moexray.core.errors import UsageError
 from moexray.runtime.buffer_kinds import Buffer, Numpy, Torch, kind_of, sizes_of, traits
+from moexray.runtime.checks import is_whole
 from moexray.runtime.guard import Guard
 from moexray.runtime.handle import Handle
 
@@ -116,7 +117,7 @@ class BufferPool:
         name: str = "buffers",
     ) -> None:  # fmt: skip
         _check(alignment)
-        if not isinstance(classes, int) or classes < 1:
+        if not is_whole(classes):
             raise UsageError(f"{classes} size classes per doubling", hint="a whole number from 1")
         self.alignment, self.limit_bytes = alignment, limit_bytes
         self.guard = Guard(name)
@@ -249,7 +250,7 @@ class BufferPool:
 
 
 def _check(alignment: int) -> None:
-    if not isinstance(alignment, int) or alignment < 1 or alignment & (alignment - 1):
+    if not is_whole(alignment) or alignment & (alignment - 1):
         raise UsageError(f"an alignment of {alignment} is no power of two")
 
 

@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from moexray.core.errors import UsageError
+from moexray.runtime.checks import is_whole
 from moexray.runtime.guard import Guard, say_once
 from moexray.runtime.handle import Handle
 
@@ -74,7 +75,7 @@ class GcWindow:
     """
 
     def __init__(self, *, valve: int = VALVE, least: int = 700, name: str = "gc-window") -> None:
-        if not isinstance(valve, int) or not isinstance(least, int) or min(valve, least) < 0:
+        if not is_whole(valve, least, least=0):
             raise UsageError(f"valve {valve}, least {least}", hint="counts of objects, whole numbers")
         self.valve, self.least = valve, least
         self.guard = Guard(name)

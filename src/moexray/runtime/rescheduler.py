@@ -20,6 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import UsageError
+from moexray.runtime.checks import is_whole
 from moexray.runtime.guard import Guard
 
 if TYPE_CHECKING:
@@ -53,7 +54,7 @@ class Options:
         if not 0 < self.low < self.high < 1:
             raise UsageError(f"high {self.high}, low {self.low}", hint="0 < low < high < 1")
         times = all(0 <= seconds < math.inf for seconds in (self.cold_s, self.rest_s))  # no NaN passes
-        if not isinstance(self.samples, int) or self.samples < 1 or not times or not self.bytes_per_s > 0:
+        if not is_whole(self.samples) or not times or not self.bytes_per_s > 0:
             raise UsageError("samples, times and bytes per second must be positive", where=str(self))
 
 

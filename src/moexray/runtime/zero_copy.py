@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 
 from moexray.core.errors import ExchangeError, UsageError
+from moexray.runtime.checks import is_whole
 from moexray.runtime.guard import VARIABLE, Guard, say_once
 from moexray.runtime.host_memory import shortage
 
@@ -78,7 +79,7 @@ class Parcel:
             ExchangeError: memory is short.
             OSError: the kernel has none, or no memfd.
         """
-        if not isinstance(size, int) or size < 1:
+        if not is_whole(size):
             raise UsageError(f"a parcel of {size} bytes", hint="a whole number from 1")
         if why := shortage(size):
             raise ExchangeError(f"a parcel of {size} bytes: {why}")

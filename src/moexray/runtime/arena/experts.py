@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import UsageError
+from moexray.runtime.checks import is_whole
 from moexray.runtime.guard import Guard
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ class ExpertSlots:
     """
 
     def __init__(self, arena: Arena, *, slots: int, slot_bytes: int, name: str = "experts") -> None:
-        if not isinstance(slots, int) or not isinstance(slot_bytes, int) or min(slots, slot_bytes) < 1:
+        if not is_whole(slots, slot_bytes):
             raise UsageError(f"{slots} slots of {slot_bytes} bytes", hint="whole numbers from 1")
         step = -(-slot_bytes // arena.alignment) * arena.alignment
         block = arena.allocate(slots * step)

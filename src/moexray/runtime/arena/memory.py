@@ -10,6 +10,7 @@ import numpy as np
 
 from moexray.core.errors import UsageError
 from moexray.runtime.buffers import ALIGNMENT, aligned_empty
+from moexray.runtime.checks import is_whole
 from moexray.runtime.guard import say_once
 from moexray.runtime.host_memory import shortage
 
@@ -61,7 +62,7 @@ class Memory:
         Raises:
             UsageError: a size below 1, an alignment that is no power of two, or memory of the host is short.
         """
-        if not isinstance(size, int) or size < 1:
+        if not is_whole(size):
             raise UsageError(f"an arena of {size} bytes", hint="a whole number from 1")
         if str(device or "cpu").startswith("cpu") and (why := shortage(size)):
             raise UsageError(f"an arena of {size} bytes: {why}")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.core.errors import UsageError
+from moexray.runtime.checks import is_whole
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -43,9 +44,9 @@ class Pages:
     """
 
     def __init__(self, arena: Arena, *, pages: int, page_bytes: int, sequences: int) -> None:
-        if not all(isinstance(n, int) and n > 0 for n in (pages, sequences)):
+        if not is_whole(pages, sequences):
             raise UsageError(f"{pages} pages for {sequences} sequences", hint="whole numbers from 1")
-        if not isinstance(page_bytes, int) or page_bytes < 1 or page_bytes % arena.alignment:
+        if not is_whole(page_bytes) or page_bytes % arena.alignment:
             raise UsageError(f"a page of {page_bytes} bytes", hint=f"a multiple of {arena.alignment}")
         block = arena.allocate(pages * page_bytes)
         if block is None or (block.offset is None and arena.guard.on):

@@ -182,7 +182,7 @@ def _is_captured(tensor: Any) -> bool:
     return bool(torch.cuda.is_current_stream_capturing())
 
 
-def _sizes(tensor: Any, splits: Sequence[int] | None, world: int) -> list[int] | None:
+def _sizes(tensor: Any, splits: object, world: int) -> list[int] | None:
     """[world], bytes per rank; None if torch would not take this tensor or these splits."""
     if not tensor.dim() or tensor.is_meta or not tensor.is_contiguous() or tensor.is_conj():
         return None

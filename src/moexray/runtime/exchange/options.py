@@ -6,6 +6,7 @@ import mmap
 from dataclasses import dataclass
 
 from moexray.core.errors import UsageError
+from moexray.runtime.checks import is_whole
 from moexray.runtime.host_memory import SPARE_BYTES
 
 __all__ = ["NAME", "RUNGS", "Counters", "Fallback", "Options"]
@@ -49,10 +50,10 @@ class Options:
             raise UsageError(f"rungs {self.rungs!r}", hint=f"choose from {', '.join(RUNGS)}")
         for name in ("ring_bytes", "file_ring_bytes"):
             size = getattr(self, name)
-            if not isinstance(size, int) or size < mmap.PAGESIZE or size % mmap.PAGESIZE:
+            if not is_whole(size, least=mmap.PAGESIZE) or size % mmap.PAGESIZE:
                 raise UsageError(f"{name} {size}", hint=f"use a multiple of the page size {mmap.PAGESIZE}")
         for name in ("spare_bytes", "max_bytes"):
-            if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
+            if not is_whole(getattr(self, name), least=0):
                 raise UsageError(f"{name} {getattr(self, name)}", hint="a number of bytes, not negative")
 
 

@@ -85,7 +85,7 @@ def _cannot(group: str, rank: int, why: OSError) -> ExchangeError:
     return ExchangeError(f"cannot open group {group!r}: {why}", where=f"rank {rank}", ranks=(rank,))
 
 
-def _check(group: str, rank: int, world: int, timeout_s: float) -> None:
+def _check(group: str, rank: int, world: int, timeout_s: object) -> None:
     if not 1 <= world <= MAX_WORLD or not 0 <= rank < world:
         raise UsageError(f"rank {rank} of {world}", hint=f"0 <= rank < world <= {MAX_WORLD}")
     if not 0 < len(group.encode()) <= MAX_GROUP_BYTES:
