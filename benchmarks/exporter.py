@@ -68,7 +68,7 @@ def measure(ring: Ring, exporter: subprocess.Popen[str], port: int, scrapes: int
         if step == scrapes // 4:
             early = memory(exporter.pid)
     growth = memory(exporter.pid) - early
-    time.sleep(1.0)  # the exporter reads the ring four times a second
+    time.sleep(2.0)  # the exporter reads the ring twice a second
     lost = missing(ring, read(scrape(connection)), scrapes)
     series = sum(not line.startswith("#") for line in page.splitlines())
     p50, p99 = (float(np.percentile(times, q)) * 1e3 for q in (50, 99))

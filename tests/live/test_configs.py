@@ -122,6 +122,11 @@ def test_exemplars_lead_to_the_traces():
     metrics, traces = datasources("http://p", "http://j")["datasources"]
     [to] = metrics["jsonData"]["exemplarTraceIdDestinations"]
     assert (to["name"], to["datasourceUid"]) == ("trace_id", traces["uid"])
+    back = traces["jsonData"]["tracesToMetrics"]
+    assert back["datasourceUid"] == metrics["uid"]
+    skew = next(m for m in METRICS if m.name == "moex_expert_skew_index")
+    assert {t["value"] for t in back["tags"]} == set(skew.label_names)
+    assert all(used(q["query"]) <= NAMES for q in back["queries"])
     assert any(t["exemplar"] for p in dashboard()["panels"] for t in p["targets"])
 
 

@@ -82,6 +82,9 @@ def test_a_kept_step_has_a_span_a_layer_with_its_times_and_ids(folder):
     assert root.attributes["moex.tokens"] == 4
     assert root.attributes["moex.rank"] == 2
     assert layers[0].attributes["moex.cuda.stream_id"] == 7
+    labels = {k.removeprefix("moex."): str(v) for k, v in layers[1].attributes.items()}
+    [skew] = [dict(s.labels) for s in traced.page.samples() if s.name == "moex_routed_choices_total"][1:2]
+    assert skew.items() <= labels.items()  # a span's attributes are the labels of its metrics
     assert layers[0].attributes["moex.expert.hot"] == 0
     assert layers[0].attributes["moex.expert.hot_share"] == 0.5
     assert "moex.cuda.graph_id" not in layers[0].attributes

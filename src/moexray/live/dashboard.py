@@ -229,7 +229,7 @@ def _panel(place: int, panel: Panel) -> dict[str, Any]:
 
 
 def datasources(prometheus: str, jaeger: str) -> dict[str, Any]:
-    """Provisioning of Grafana's data sources: exemplars of the metrics lead to the traces.
+    """Provisioning of Grafana's data sources: from exemplars to traces, from spans to metrics.
 
     Args:
         prometheus: Its address.
@@ -240,8 +240,14 @@ def datasources(prometheus: str, jaeger: str) -> dict[str, Any]:
         "name": "moexray metrics", "uid": SOURCES_UID["metrics"], "type": "prometheus", "access": "proxy",
         "url": prometheus, "jsonData": {"exemplarTraceIdDestinations": to_traces},
     }  # fmt: skip
+    tags = [{"key": f"moex.{label}", "value": label} for label in ("model", "engine", "rank", "layer")]
+    queries = [
+        {"name": "skew of this layer", "query": "moex_expert_skew_index{$__tags}"},
+        {"name": "choices of this layer", "query": "rate(moex_routed_choices_total{$__tags}[1m])"},
+    ]
+    to_metrics = {"datasourceUid": SOURCES_UID["metrics"], "tags": tags, "queries": queries}
     traces = {
         "name": "moexray traces", "uid": SOURCES_UID["traces"], "type": "jaeger", "access": "proxy",
-        "url": jaeger,
+        "url": jaeger, "jsonData": {"tracesToMetrics": to_metrics},
     }  # fmt: skip
     return {"apiVersion": 1, "datasources": [metrics, traces]}

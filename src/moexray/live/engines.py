@@ -52,7 +52,7 @@ class Engines:
         trace: Makes spans of what was read; gives a trace id for each step, empty where it was not kept.
     """
 
-    every_s = 0.25  # a ring holds seconds; oftener costs, seldomer loses records
+    every_s = 0.5  # a ring holds some seconds of a large model; oftener costs, seldomer loses records
 
     def __init__(
         self, page: Page, drain: Drain, names: Names, *, ep_size: int = 0,

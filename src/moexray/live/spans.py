@@ -142,8 +142,7 @@ class StepSpans:
         begin, end = (int(meta.wall(step[k])) for k in ("t0_ns", "t1_ns"))
         about: dict[str, Any] = {
             "moex.step": int(step["step"]), "moex.tokens": int(step["rows"]), "moex.kept": why[0],
-            "moex.model": meta.model, "moex.engine": meta.engine,
-            **({} if meta.rank is None else {"moex.rank": meta.rank}),
+            **_whose(meta),
         }  # fmt: skip
         links = list(self.links_of(meta, int(step["step"]))) if self.links_of else []
         root = self.tracer.start_span("moex.step", Context(), attributes=about, links=links, start_time=begin)
@@ -165,6 +164,14 @@ class StepSpans:
             span.set_attributes(added)
 
 
+def _whose(meta: Meta) -> dict[str, Any]:
+    """The labels that metrics of the same process have: from a span to its metrics."""
+    return {
+        "moex.model": meta.model, "moex.engine": meta.engine,
+        **({} if meta.rank is None else {"moex.rank": meta.rank}),
+    }  # fmt: skip
+
+
 def _facts(
     meta: Meta, layers: NDArray[Any], counts: NDArray[np.uint32], replays: dict[int, int]
 ) -> Iterator[dict[str, Any]]:
@@ -172,11 +179,11 @@ def _facts(
     names = ("step", "layer", "rows", "pairs", "stream", "site", "graph")
     columns = [layers[name].tolist() for name in names]
     total, hot = counts.sum(axis=1).tolist(), counts.argmax(axis=1).tolist()
-    most = counts.max(axis=1).tolist()
+    most, whose = counts.max(axis=1).tolist(), _whose(meta)
     for i, (step, layer, rows, pairs, stream, site, graph) in enumerate(zip(*columns, strict=True)):
         facts: dict[str, Any] = {
             "moex.step": step, "moex.layer": layer, "moex.tokens": rows, "moex.choices": pairs,
-            "moex.cuda.stream_id": stream, "moex.router": meta.sites[site].path,
+            "moex.cuda.stream_id": stream, "moex.router": meta.sites[site].path, **whose,
         }  # fmt: skip
         if graph:
             facts |= {"moex.cuda.graph_id": graph, "moex.graph.replay_index": replays[graph]}
