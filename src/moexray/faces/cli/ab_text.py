@@ -32,7 +32,7 @@ def outcome_table(outcomes: Sequence[Mapping[str, Any]], sides: tuple[str, str])
             reasons.setdefault(o["reason"], []).append(_name(o))
     for why, names in reasons.items():
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        of = "" if len(names) == len(outcomes) else f" ({', '.join(names[:3])}{more})"
+        of = "" if len(names) == len(outcomes) else f" ({'; '.join(names[:3])}{more})"
         out.append(f"cannot tell{of}: {why}")
     return out
 
@@ -113,7 +113,7 @@ def _margin(d: Mapping[str, Any]) -> str:
 def _legend(d: Mapping[str, Any]) -> list[str]:
     pairs = d["outcomes"][0]["pairs"] if d["outcomes"] else 0
     over = counted(pairs, "pair")
-    return ["", f"intervals: 95 %, bootstrap over {over} of neighbouring turns; max: of a turn, mean of all"]
+    return ["", f"intervals: 95 %, bootstrap over {over} of turns; mean_max: the longest of a turn, mean"]
 
 
 def check_text(d: Mapping[str, Any]) -> str:
