@@ -29,7 +29,9 @@ def document(noisy="", **changes):
         "schema": "moexray.lab/1", "incident": "both", "engine": "ep", "model": "skewed", "seed": 1,
         "diagnosis": {"verdict": "mem.fragmentation", "findings": [
             {"id": "mem.fragmentation", "severity": "error"}, {"id": "ep.skew", "severity": "warn"},
-            {"id": "snapshot.history_incomplete", "severity": "info"}]},
+            {"id": "snapshot.history_incomplete", "severity": "info"}],
+            "chain": [{"from": "ep.skew", "to": "mem.fragmentation"},
+                      {"from": "mem.fragmentation", "to": "mem.alloc_stall"}]},
         "truth": {"causes": [{"cause": "fragmented arena"}, {"cause": "hot experts on one rank"}],
                   "hot_domain": "english"},
         "named_right": True, "wrong": [], "remedies": ["pages"], "machine": {"noisy": noisy}, "note": "An arena.",
@@ -67,6 +69,7 @@ def test_the_table_names_both_sides_and_what_was_planted(monkeypatch):
     assert (setup.engine, setup.seed, setup.requests, setup.incident) == ("hf", 4, 200, "both")
     assert "planted: fragmented arena and hot experts on one rank (hot domain: english)" in done.stdout
     assert "named:   mem.fragmentation; also ep.skew\n" in done.stdout
+    assert "chain:   ep.skew -> mem.fragmentation -> mem.alloc_stall\n" in done.stdout
     assert "P99 of a step, CPU" in done.stdout
     assert "x 0.19 [0.18, 0.20]: better" in done.stdout
     assert "50.0 MiB" in done.stdout

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+import textwrap
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ import click
 
 from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
+from moexray.faces.chains import paths
 from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import human
@@ -77,6 +79,7 @@ def text(d: Mapping[str, Any], out: Path | None) -> str:
         f"incident {d['incident']}, engine {d['engine']}, model {Path(d['model']).name}, seed {d['seed']}",
         f"  planted: {planted}{hot}",
         f"  named:   {told[0] if told else 'nothing'}{also}",
+        *(f"  chain:   {' -> '.join(path)}" for path in _chains(d["diagnosis"])),
         f"  the diagnosis {'is right' if d['named_right'] else 'is not right: ' + '; '.join(d['wrong'])}",
         *(f"  remedy:  {r}" for r in d["remedies"]),
         "",
@@ -86,10 +89,16 @@ def text(d: Mapping[str, Any], out: Path | None) -> str:
     lines += [_row(by_name[name], words, unit) for name, words, unit in ROWS]
     if d["machine"]["noisy"]:
         lines.append(f"  * no verdict: {d['machine']['noisy']}; CPU times hold")
-    lines += ["", f"  {d['note']}"]
+    lines += ["", *textwrap.wrap(d["note"], 100, initial_indent="  ", subsequent_indent="  ")]
     if out:
         lines.append(f"next: moexray diagnose {out / 'artefacts'}; the truth is in {out / 'truth.json'}")
     return "\n".join(lines)
+
+
+def _chains(diagnosis: Mapping[str, Any]) -> list[tuple[str, ...]]:
+    """The longest way from a cause to its effects."""
+    found = paths((edge["from"], edge["to"]) for edge in diagnosis.get("chain", ()))
+    return sorted(found, key=len, reverse=True)[:1]
 
 
 def _row(o: Mapping[str, Any], words: str, unit: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -99,12 +99,9 @@ def _document(
         ("latency_s", "_s", noisy), ("wall_s", "_step_s", noisy), ("cpu_s", "_cpu_s", ""),
     ):  # fmt: skip
         sides = ([getattr(m, name) for m in side] for side in slots)
-        found += [
-            replace(o, margin=None if o.figure.startswith("p99") else o.margin)
-            for o in paired_outcomes(
-                *sides, figures=("p50", "p99"), margin=SAME, missing=missing, suffix=suffix, seed=seed
-            )
-        ]
+        found += paired_outcomes(
+            *sides, figures=("p50", "p99"), margin=SAME, missing=missing, suffix=suffix, seed=seed
+        )
     holes, uneven, moves = (
         paired_means(*([figure(m) for m in side] for side in slots), seed=seed)
         for figure in (_hole, _deviation, lambda m: float(m.moves.sum()) / len(m))
@@ -118,10 +115,7 @@ def _document(
     return {
         "before": {name: o.before.value for name, o in figures.items()},
         "after": {name: o.after.value for name, o in figures.items()},
-        "ratio": {
-            name.removesuffix("_s"): _interval(o)
-            for name, o in figures.items() if name.endswith("_s")
-        },
+        "ratio": {name.removesuffix("_s"): _interval(o) for name, o in figures.items()},
         "outcomes": [o.to_json() for o in found],
         "machine": {"noisy": noisy, "load": seen.load, "steal_ratio": seen.steal_ratio,
                     "stall_ratio": seen.stall_ratio, "cores": seen.cores},
@@ -129,8 +123,8 @@ def _document(
 
 
 def _interval(o: Outcome) -> dict[str, float | None] | None:
-    """Before over after."""
-    if o.ratio is None:
+    """Before over after; None where either is 0."""
+    if o.ratio is None or not o.ratio.value:
         return None
     turned = o.ratio.inverse
     return {"value": turned.value, "low": turned.low, "high": turned.high}
