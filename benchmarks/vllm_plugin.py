@@ -39,10 +39,13 @@ def main() -> None:
     from moexray.live.drain import RingReader
     from moexray.runtime.engines import vllm as plugin
 
-    llm = LLM(model=str(MODEL), max_model_len=1024, max_num_seqs=PROMPTS, enforce_eager=True, dtype="bfloat16")
+    llm = LLM(
+        model=str(MODEL), max_model_len=1024, max_num_seqs=PROMPTS, enforce_eager=True, dtype="bfloat16"
+    )  # fmt: skip
     [recording] = plugin._recordings  # noqa: SLF001 - the switch that only this benchmark needs
     sampling = SamplingParams(max_tokens=TOKENS, min_tokens=TOKENS, ignore_eos=True, temperature=0.0)
-    prompts = [{"prompt_token_ids": [3 + (7 * row + 11 * at) % 1000 for at in range(LENGTH)]} for row in range(PROMPTS)]
+    rows = ([3 + (7 * row + 11 * at) % 1000 for at in range(LENGTH)] for row in range(PROMPTS))
+    prompts = [{"prompt_token_ids": row} for row in rows]
 
     def arm(*, on: bool) -> float:
         (recording.attach if on else recording.detach)()
@@ -52,16 +55,17 @@ def main() -> None:
 
     for on in (True, False, True):
         arm(on=on)
-    rows = [(arm(on=False), arm(on=True), arm(on=True), arm(on=False)) for _ in range(options.pairs)]
+    arms = [(arm(on=False), arm(on=True), arm(on=True), arm(on=False)) for _ in range(options.pairs)]
     recording.attach()
     llm.generate(prompts, sampling, use_tqdm=False)
     live = RingReader(recording.ring.path).live()
-    ratios = [(b1 + b2) / (a1 + a2) for a1, b1, b2, a2 in rows]
-    noise = [a2 / a1 for a1, _, _, a2 in rows]
+    ratios = [(b1 + b2) / (a1 + a2) for a1, b1, b2, a2 in arms]
+    noise = [a2 / a1 for a1, _, _, a2 in arms]
     found = {
-        "pairs": len(rows), "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
-        "aa_ratio": statistics.median(noise), "us_per_token_off": 1e6 * statistics.median(a for a, *_ in rows),
-        "own_wall_share": live["own_ns"] / live["step_ns"], "records": live["head"], "failures": live["failures"],
+        "pairs": len(arms), "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
+        "aa_ratio": statistics.median(noise), "us_per_token_off": 1e6 * statistics.median(a[0] for a in arms),
+        "own_wall_share": live["own_ns"] / live["step_ns"],
+        "records": live["head"], "failures": live["failures"], "load": os.getloadavg()[0],
     }  # fmt: skip
     if options.json:
         print(json.dumps(found))

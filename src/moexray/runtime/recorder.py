@@ -91,6 +91,21 @@ class Ring:
         OSError: no space.
     """
 
+    _n: int  # records written
+    _first: int  # offset of the first slot
+    _size: int  # of a slot
+    _slots: int
+    _experts: int
+    _keep: int  # ids of a record
+    _layers: list[int]
+    _live: Any
+    _tokens: Any
+    _sums: list[Any]  # totals by site, for Python
+    _totals: list[np.ndarray[Any, Any]]  # the same for numpy
+    _counts: np.ndarray[Any, Any]
+    _ids: np.ndarray[Any, Any]
+    _zeros: np.ndarray[Any, Any]
+
     def __init__(
         self, sites: Sequence[Site], facts: Mapping[str, Any], *, folder: str | Path | None = None,
         max_bytes: int = MAX_BYTES, ids: int = 0, gauges: Sequence[str] = (),
@@ -184,7 +199,7 @@ class Ring:
             live[_BEAT] = t1_ns
 
     def _put_few(self, step: int, calls: Sequence[Call]) -> None:
-        """Calls of few pairs without numpy, whose code is cold in a running model; the interpreter's is not."""
+        """Calls of few pairs without numpy: its code is cold in a running model, the interpreter is not."""
         first, slots, size, number = self._first, self._slots, self._size, self._n
         layers, memory, cells, experts = self._layers, self._memory, self._cells, self._experts
         for seq, (site, t0, t1, ids) in enumerate(calls, number):
@@ -297,10 +312,11 @@ class Ring:
         self._values[:] = np.nan
         self._table = layout.totals(memory).view(np.int64)  # as bincount counts: no cast
         self._totals, self._in_order = list(self._table), list(range(layout.routers))
-        self._sums = [memoryview(row) for row in layout.totals(memory)]
+        sums: Any = layout.totals(memory)
+        tokens: Any = layout.tokens(memory)
+        self._sums, self._tokens = [memoryview(row) for row in sums], memoryview(tokens)
         self._cells = memoryview(memory)[: layout.size // 4 * 4].cast("I")
         self._blank = bytes(4 * layout.experts)
-        self._tokens = memoryview(layout.tokens(memory))
         slots = layout.slots_of(memory)
         end = RECORD.itemsize + 4 * layout.experts
         self._counts = slots[:, RECORD.itemsize : end].view(np.uint32)

@@ -311,7 +311,7 @@ def register() -> None:
 def _wrap_models(handle: Any) -> None:
     from transformers.modeling_utils import PreTrainedModel
 
-    original = PreTrainedModel.post_init
+    original: Any = PreTrainedModel.post_init
 
     def post_init(self: Any) -> None:
         original(self)

@@ -47,5 +47,5 @@ if __name__ == "sitecustomize" and "MOEXRAY_HOME" in os.environ:
         _run_the_sites_own(os.path.realpath(os.path.dirname(__file__)))  # noqa: PTH120 - as little as possible
     finally:
         with contextlib.suppress(Exception):
-            sys.meta_path.append(_Home())  # type: ignore[arg-type]
+            sys.meta_path.append(_Home())
             importlib.import_module("moexray.runtime.inject").begin()
