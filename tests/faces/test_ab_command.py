@@ -40,7 +40,7 @@ def test_one_server_that_two_commands_switch_is_rolled_back_once(tmp_path):
             "--rollback", _get(f"{server.url}/setting?is=rolled-back"), *FAST,
         )  # fmt: skip
     assert found.exit_code == 1, found.output
-    assert found.stdout.startswith("B is worse: ")
+    assert "\nB is worse: " in found.stdout
     assert "rolled back once, after" in found.stdout
     assert server.settings.count("rolled-back") == 1
     assert server.settings[-1] == "rolled-back"
@@ -84,7 +84,7 @@ def test_a_noisy_machine_is_refused(monkeypatch):
     assert "--noisy" in refused.stderr
     assert asked == 0
     assert marked.exit_code == 2
-    assert marked.stdout.startswith("cannot tell whether B differs from A")
+    assert marked.stdout.startswith(f"A: {server.url}\nB: {server.url}\n\ncannot tell whether B differs from A")
     assert "p50_s" in marked.stdout
 
 

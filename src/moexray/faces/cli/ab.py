@@ -94,7 +94,8 @@ def command(form: str, save: Path | None, **options: Any) -> None:
     else:
         from moexray.faces.cli.ab_text import trial_text
 
-        say(trial_text(d))
+        arms = [f"{arm.upper()}: {options[f'url_{arm}'] or options[f'switch_{arm}']}" for arm in "ab"]
+        say("\n".join([*arms, "", trial_text(d)]))
     sys.exit(EXIT[d["verdict"]])
 
 
