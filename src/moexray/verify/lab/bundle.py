@@ -110,7 +110,7 @@ def _entries(event: tuple[int, str, int, int]) -> list[dict[str, Any]]:
 
 
 def write_rest(folder: Path, measured: Measured, slots: np.ndarray, ranks: int, first: int = 0) -> None:
-    """Writes expert counts, rows between ranks, latencies and the manifest.
+    """Writes expert counts, latencies, a scrape and the manifest.
 
     Args:
         folder: Of the bundle; traces and memory are there.
@@ -119,7 +119,7 @@ def write_rest(folder: Path, measured: Measured, slots: np.ndarray, ranks: int, 
         ranks: EP ranks.
         first: Number of the first step.
     """
-    for name in ("routing", "comm", "latency", "metrics"):
+    for name in ("routing", "latency", "metrics"):
         (folder / name).mkdir(parents=True, exist_ok=True)
     many = len(measured) // WINDOW
     shape = measured.counts.shape[1:]
