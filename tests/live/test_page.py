@@ -1,7 +1,9 @@
 """The page against the parsers of prometheus_client, and the laws of its ceiling and counters."""
 
+import ast
 import math
 import threading
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +11,7 @@ from hypothesis import strategies as st
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as plain
 
-from moexray.live.metrics import METRICS, SCOPE, metric
+from moexray.live.metrics import DROPS, METRICS, SCOPE, metric
 from moexray.live.page import Page
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
@@ -164,3 +166,21 @@ def test_no_update_of_any_thread_is_lost():
         t.join()
     assert page.value("moex_spike_total", "", "", "", "unknown") == 8000
     assert [s.value for s in page.samples() if s.name.endswith("_count")] == [8000]
+
+
+def test_every_loss_is_of_the_closed_set_and_explained():
+    root = Path(__file__).resolve().parents[2]
+    page = (root / "docs" / "live.md").read_text("utf-8")
+    assert len(set(DROPS)) == len(DROPS)
+    for signal, reason in DROPS:
+        assert signal in page
+        assert reason in page, f"docs/live.md does not say what {signal} {reason} means"
+    named = set()
+    for file in (root / "src" / "moexray" / "live").glob("*.py"):
+        for node in ast.walk(ast.parse(file.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "drop":
+                words = [a.value for a in node.args[:2] if isinstance(a, ast.Constant)]
+                if len(words) == 2:
+                    named.add(tuple(words))
+    assert named <= set(DROPS)
+    assert len(named) > 10

@@ -8,6 +8,8 @@ import pytest
 
 from moexray.core.finding import Finding, Subject
 from moexray.core.verdicts import VERDICTS
+from moexray.diagnose.engine import Diagnosis
+from moexray.live import watch as module
 from moexray.live.folder import Folder
 from moexray.live.metrics import TIMED, UNKNOWN
 from moexray.live.page import Page
@@ -67,3 +69,15 @@ def test_a_new_spike_is_counted_alone(tmp_path):
         report = watch.update()
         assert [(s.line, s.cause) for s in report.spikes] == [(i + 1, UNKNOWN)]
     assert page.value("moex_spike_total", "", "", "", UNKNOWN) == 3
+
+
+def test_mismatches_of_an_exchange_are_counted_by_kind(tmp_path, monkeypatch):
+    found = [finding("comm.size_mismatch", rank=1), finding("comm.desync"), finding("a2a.count_mismatch", rank=1)]
+    monkeypatch.setattr(module, "diagnose", lambda run: Diagnosis(run, tuple(found)))
+    page = Page()
+    watch = Watch(Folder(page, tmp_path))
+    for i in range(2):  # told again, counted once
+        (tmp_path / "x.log").write_text("x" * (i + 1))
+        watch.update()
+    assert page.value("moex_alltoall_mismatch_total", "", "", 1, "size") == 2
+    assert page.value("moex_alltoall_mismatch_total", "", "", "", "sequence") == 1
