@@ -12,6 +12,7 @@ from moexray.core.run import Reading
 from moexray.core.source import Source
 from moexray.readers import pickle_file, safe_pickle_tape
 from moexray.readers.safe_pickle_tape import load_tape
+from moexray.readers.shapes.snapshot_tape import top_of
 from snapshot_samples import GIB, MIB, document, event, segment, temporary, whole
 
 values = st.recursive(
@@ -120,6 +121,24 @@ def test_a_large_pickle_of_another_kind_is_left_to_the_shapes(monkeypatch):
     monkeypatch.setattr(safe_pickle_tape, "FAST_BYTES", 0)
     with pytest.raises(ReadError, match="no known shape"):
         pickle_file.read(Source("x", content=pickle.dumps([1, 2, 3])), Reading("pickle"))
+
+
+def test_segments_are_built_one_at_a_time():
+    """Blocks of segments that were read are not kept; their frames, which others share, are."""
+    frames = [{"name": "f", "filename": "a.py", "line": 1}]
+    found = [segment(GIB * i, [(MIB, "a")] * 50) for i in range(40)]
+    for one in found:
+        for block in one["blocks"]:
+            block["frames"] = frames
+    tape = load_tape(pickle.dumps(document(found), 4))
+    segments = top_of(tape)["segments"]
+    assert len(segments) == 40
+    seen = set()
+    for built in segments:
+        seen |= {id(b["frames"]) for b in built["blocks"]}
+        assert len(tape._built) < 200
+    assert len(seen) == 1
+    assert [s["address"] for s in segments] == [s["address"] for s in found]
 
 
 def test_sniff():

@@ -8,6 +8,8 @@ from moexray.core.errors import LimitError, ReadError, UnsafeError
 from moexray.readers.safe_pickle import MAX_PLAIN_BYTES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from numpy.typing import NDArray
 
 __all__ = ["FAST_BYTES", "Tape", "load_tape"]
@@ -97,6 +99,14 @@ class Tape:
             self._built[payload] = tuple(whole)
         return self._built[payload]
 
+    def forget(self, values: Iterable[int]) -> None:
+        """Drops objects that were built and are done with; built again, they are new ones."""
+        from moexray.kernels import pickle_tape as kernel
+
+        for value in values:
+            if value & 7 == kernel.OBJECT:
+                self._built.pop(value >> 3, None)
+
     def _scalar(self, tag: int, payload: int) -> Any:
         import struct
 
@@ -131,7 +141,9 @@ def load_tape(data: bytes) -> Tape | None:
     status = kernel.parse(arrays, budget)
     where = f"offset {int(arrays.state[0])}"
     if status == kernel.DONE:
-        return Tape(arrays, int(arrays.stack[0]))
+        root = int(arrays.stack[0])
+        spent = arrays.marks[:0].copy()  # stack and memo served the parser only
+        return Tape(arrays._replace(stack=spent, memo=spent, marks=spent), root)
     if status == kernel.OLD or (status in (kernel.TRUNCATED, kernel.UNSAFE) and len(data) <= MAX_PLAIN_BYTES):
         return None
     if status == kernel.UNSAFE:

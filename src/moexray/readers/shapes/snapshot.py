@@ -8,14 +8,15 @@ only. Nothing is judged here.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import LimitError
 from moexray.core.rank_name import rank_in_name
 from moexray.core.tables.snapshot import STATES
-from moexray.readers.shapes.snapshot_events import Pools, Stacks, fill_events, marked_ranges, whole
-from moexray.readers.shapes.snapshot_tape import TapeTrace, top_of
+from moexray.readers.shapes.snapshot_events import MAX_INT, Pools, Stacks, fill_events, marked_ranges, whole
+from moexray.readers.shapes.snapshot_tape import TapeSegments, TapeTrace, top_of
 
 if TYPE_CHECKING:
     from moexray.core.run import Reading
@@ -27,6 +28,7 @@ __all__ = ["from_tape", "is_snapshot", "shape"]
 MAX_RECORDS = 8_000_000  # segments, blocks and events of one file: about 60 bytes each as columns
 MAX_FAULTS = 200
 LOOKED_AT = 16  # segments, to know the shape
+BLOCK_COLUMNS = ("segment", "address", "size_bytes", "requested_bytes", "state", "stack")
 DEVICE_KEYS = ("device", "address", "total_size", "blocks")
 STATE_CODES = {name: code for code, name in enumerate(STATES)} | {"active_awaiting_free": 2}
 
@@ -36,7 +38,7 @@ class _Columns:
     """Segments and blocks as they are gathered, and what was wrong with them."""
 
     segments: list[tuple[int, ...]] = field(default_factory=list)
-    blocks: list[tuple[int, ...]] = field(default_factory=list)
+    blocks: array[int] = field(default_factory=lambda: array("q"))  # BLOCK_COLUMNS of one after the other
     faults: list[tuple[int, str, str]] = field(default_factory=list)
 
     def fault(self, device: int, where: str, what: str) -> None:
@@ -71,7 +73,11 @@ def shape(document: Any, source: Source, out: Reading) -> bool:
 def from_tape(tape: Tape, source: Source, out: Reading) -> bool:
     """The same for a large pickle: its history stays on the tape until it is columns."""
     top = top_of(tape)
-    if top is None or not is_snapshot({**top, "device_traces": []}):
+    if top is None:
+        return False
+    first = top.get("segments", [])
+    first = first[:LOOKED_AT] if isinstance(first, TapeSegments) else first
+    if not is_snapshot({**top, "segments": first, "device_traces": []}):
         return False
     _fill(top, source, out)
     return True
@@ -84,11 +90,12 @@ def _fill(top: dict[str, Any], source: Source, out: Reading) -> None:
         traces = [t if isinstance(t, (list, TapeTrace)) else [] for t in traces]
     else:
         traces = None
-    found = top.get("segments", [])
-    _check_size(found, traces or [])
     stacks, pools, columns = Stacks(), Pools(), _Columns()
-    for index, segment in enumerate(found):
+    events = sum(map(len, traces or []))
+    for index, segment in enumerate(top.get("segments", [])):
         _segment(segment, index, columns, stacks, pools)
+        _check_size(events + index + len(columns.blocks) // len(BLOCK_COLUMNS))
+    _check_size(events)
     if "segments" not in top:
         out.notes.append("it holds no segments: its history was read, the end state is unknown")
     rank = _rank(top, source)
@@ -113,10 +120,8 @@ def _digest(source: Source) -> str:
     return mark.hexdigest()
 
 
-def _check_size(segments: list[Any], traces: list[Any]) -> None:
-    lists = (s.get("blocks") for s in segments if isinstance(s, dict))
-    blocks = sum(len(b) for b in lists if isinstance(b, list))
-    if len(segments) + blocks + sum(map(len, traces)) > MAX_RECORDS:
+def _check_size(records: int) -> None:
+    if records > MAX_RECORDS:
         raise LimitError(
             f"the snapshot holds more than {MAX_RECORDS:,} records",
             hint="record with a smaller max_entries",
@@ -176,8 +181,8 @@ def _blocks(
         address = address if at is None else at
         asked = whole(requested)
         asked = size if asked is None else asked
-        columns.blocks.append((row, address, size, asked, state, stacks.code(frames)))
-        address += max(size, 0)
+        columns.blocks.extend((row, address, size, asked, state, stacks.code(frames)))
+        address = min(address + max(size, 0), MAX_INT)
     return sound
 
 
@@ -195,9 +200,8 @@ def _add_end_state(columns: _Columns, pools: Pools, out: Reading, attrs: dict[st
     for name in ("is_small", "is_expandable"):
         segments[name] = segments[name].astype(bool)
     out.add_columns("snapshot_segments", segments, rows=len(table), pools=pools.seen(), **attrs)
-    keys = ("segment", "address", "size_bytes", "requested_bytes", "state", "stack")
-    table = np.array(columns.blocks, dtype=np.int64).reshape(-1, len(keys))
-    blocks = {name: table[:, i].copy() for i, name in enumerate(keys)}
+    table = np.frombuffer(columns.blocks, dtype=np.int64).reshape(-1, len(BLOCK_COLUMNS))
+    blocks = {name: table[:, i].copy() for i, name in enumerate(BLOCK_COLUMNS)}
     out.add_columns("snapshot_blocks", blocks, rows=0, **attrs)
 
 

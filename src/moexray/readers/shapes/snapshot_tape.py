@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from moexray.readers.safe_pickle_tape import Tape
 
-__all__ = ["TapeTrace", "top_of"]
+__all__ = ["TapeSegments", "TapeTrace", "top_of"]
 
 CHUNK = 16_384  # events at once: what they touch stays in the cache
 MISSING = 7  # a tag that the kernel does not use
@@ -39,16 +39,40 @@ ODD2 = 0xBF58476D1CE4E5B9
 
 
 def top_of(tape: Tape) -> dict[str, Any] | None:
-    """The snapshot as Python objects, its traces as TapeTrace; None where it is no snapshot."""
+    """The snapshot as Python objects, its traces and segments still on the tape; None if it is none."""
     if tape.kind(tape.root) != "dict":
         return None
     pairs = tape.pairs(tape.root)
     traces = pairs.pop("device_traces", None)
     if traces is None or tape.kind(traces) != "list":
         return None
+    segments = pairs.pop("segments", None)
     top = {key: tape.build(value) for key, value in pairs.items()}
+    if segments is not None:
+        listed = tape.kind(segments) == "list"
+        top["segments"] = TapeSegments(tape, tape.items(segments)) if listed else tape.build(segments)
     lists = [v for v in tape.items(traces).tolist() if tape.kind(v) == "list"]
     return {**top, "device_traces": [TapeTrace(tape, tape.items(v)) for v in lists]}
+
+
+class TapeSegments:
+    """The segments, built one at a time: hundreds of thousands of blocks at once would cost 100 MB."""
+
+    def __init__(self, tape: Tape, values: NDArray[Any]) -> None:
+        self.tape, self.values = tape, values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def __getitem__(self, part: slice) -> list[Any]:
+        return [self.tape.build(int(v)) for v in self.values[part]]
+
+    def __iter__(self) -> Iterator[Any]:
+        for value in self.values.tolist():
+            yield self.tape.build(value)
+            blocks = self.tape.pairs(value).get("blocks", 0) if self.tape.kind(value) == "dict" else 0
+            inner = self.tape.items(blocks).tolist() if self.tape.kind(blocks) == "list" else []
+            self.tape.forget([value, blocks, *inner])
 
 
 class TapeTrace:
