@@ -69,9 +69,11 @@ def _iterations(batch: Batch) -> Iterator[tuple[str, Point]]:
     names = ("rank", "t_s", "running", "waiting", "kv_usage", "dur_s", "paused")
     rows = zip(*(batch.columns[name] for name in names), strict=True)
     for i, row in enumerate(rows):
-        rank, *figures = (None if v != v else float(v) for v in row)  # noqa: PLR0124  # NaN
+        rank, t_s, *load = (None if v != v else float(v) for v in row)  # noqa: PLR0124  # NaN
+        running, waiting, kv, step_s, paused = load
+        where = f"iteration {i + 1} of the file"
         engine = "" if rank is None else str(int(rank))
-        yield engine, Point(batch.source, f"iteration {i + 1} of the file", *figures)
+        yield engine, Point(batch.source, where, t_s, running, waiting, kv, step_s, paused)
 
 
 def _engine(row: Row) -> str:

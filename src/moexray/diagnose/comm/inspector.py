@@ -81,7 +81,7 @@ def _straggler(t: Timed, limits: Limits, *, named: bool) -> Finding | None:
         unit="s",
         evidence=(Evidence(t.sources[0], where, pairs(values)), *dict.fromkeys(shown)),
         implied_by=("jit.compile_skew", "ep.skew", "sched.dp_imbalance", "host.gc_pause"),
-        remedies=(remedy("comm-find-late-work", who=who, what="see its trace or log before these"),),
+        remedies=(remedy("comm-find-late-work", who=who, what="not recorded here: see its trace or log"),),
         settle_with=() if known else (VERBOSE,),
         cost=float(t.lateness.sum()),
     )
