@@ -82,9 +82,53 @@ def test_a_recording_that_grows_and_forgets(tmp_path):
         assert whole(page)["moex_routed_choices_total", ("0",)] == steps[:last, 0].sum()
 
 
+def mixed(step):
+    """Ten choices, no two neighbouring steps alike (those would be warm-up)."""
+    return [[1, 2, 3, 4], [4, 3, 2, 1]][step % 2]
+
+
+def test_the_last_step_of_a_file_that_grows_waits_until_it_is_whole(tmp_path):
+    """A recorder writes layer by layer: what is read in between must not count as the whole step."""
+    rows = [{"step": s, "layer": y, "expert_counts": mixed(s)} for s in range(4) for y in range(2)]
+    file, page = tmp_path / "expert_counts_rank1_77-0001.jsonl", Page()
+    folder = Folder(page, tmp_path)
+    for count, steps in ((5, 2), (6, 2), (8, 3)):
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows[:count]))
+        folder.update()
+        assert whole(page)["moex_routed_choices_total", ("1", "1")] == 10 * steps
+    os.utime(file, (1, 1))
+    folder.update()
+    assert whole(page)["moex_routed_choices_total", ("1", "1")] == 40
+
+
+def test_ranks_lives_and_pieces_of_a_recording_are_all_counted(tmp_path):
+    page = Page()
+    for name in ("rank0_1-0001", "rank0_1-0002", "rank0_9-0001", "rank1_2-0001"):
+        first = 4 if name.endswith("2") else 0
+        rows = [{"step": first + s, "layer": y, "expert_counts": mixed(s)} for s in range(4) for y in range(2)]
+        file = tmp_path / f"expert_counts_{name}.jsonl"
+        file.write_text("".join(json.dumps(r) + "\n" for r in rows))
+        os.utime(file, (1, 1))
+        steps = tmp_path / f"steps_{name}.csv"
+        steps.write_text("t_s,step_ms\n" + "".join(f"{first + s}.5,20\n" for s in range(40)))
+        os.utime(steps, (1, 1))
+    folder = Folder(page, tmp_path)
+    folder.update()
+    got = whole(page)
+    assert got["moex_routed_choices_total", ("0", "1")] == 3 * 40
+    assert got["moex_routed_choices_total", ("1", "1")] == 40
+    assert got["moex_decode_step_duration_seconds_count", ("0",)] == 120
+    assert got["moex_decode_step_duration_seconds_count", ("1",)] == 40
+    (tmp_path / "expert_counts_rank0_1-0001.jsonl").unlink()  # the recorder's bound
+    (tmp_path / "steps_rank0_1-0001.csv").unlink()
+    folder.update()
+    assert {k: v for k, v in whole(page).items() if "total" in k[0] or "count" in k[0]}.items() <= got.items()
+
+
 def test_a_layer_without_a_name_has_no_label(tmp_path):
     page = Page()
     dump(tmp_path / "expert_load.json", [[[1, 2, 3, 4]], [[5, 6, 7, 9]]])
+    os.utime(tmp_path / "expert_load.json", (1, 1))
     Folder(page, tmp_path).update()
     assert whole(page)["moex_routed_choices_total", ()] == 37
 

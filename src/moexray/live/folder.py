@@ -15,12 +15,13 @@ import numpy as np
 
 from moexray.core.errors import UsageError
 from moexray.core.limits.routing import RoutingLimits
+from moexray.core.rank_name import rank_in_name
 from moexray.core.source import Source, walk
 from moexray.live.feed import TOP, RoutingFeed, Shape, collisions, observe_steps
 from moexray.readers.read_any import read_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable
+    from collections.abc import Callable, Hashable, Mapping
     from pathlib import Path
 
     from moexray.analyse.timeline import Profile
@@ -33,6 +34,7 @@ __all__ = ["Folder", "Names"]
 SEGMENT_EVENTS = {"segment_alloc": "alloc", "segment_free": "free", "segment_map": "map",
                   "segment_unmap": "unmap"}  # fmt: skip
 STEP_SERIES = ("step", "itl", "tpot")  # latency series of single steps
+SETTLED_S = 5.0  # a file that was not written for so long is whole
 KEPT = 100_000  # marks of what was counted; the oldest fall out
 MANIFEST = "manifest.json"
 # A file that only ends early is still being written; a log without a known line is no loss.
@@ -89,6 +91,7 @@ class Folder:
         self._feeds: dict[tuple[Any, ...], RoutingFeed] = {}
         self._print: tuple[tuple[str, int, int], ...] | None = None
         self._bad: set[tuple[str, str]] = set()
+        self._newest = 0.0  # when a file was last written, epoch seconds
 
     def update(self) -> Run | None:
         """Reads what changed and brings the page up to date.
@@ -101,6 +104,7 @@ class Folder:
         if state == self._print:
             return None
         self._print = state
+        self._newest = max((info.st_mtime for _, _, info in found), default=0.0)
         run = read_sources([Source(name, file) for name, file, _ in found])
         for path, problem in run.problems:
             if problem.id in DAMAGED and (path, problem.id) not in self._bad and len(self._bad) < KEPT:
@@ -109,7 +113,7 @@ class Folder:
         for collect in (self._memory, self._history, self._stats, self._routing, self._steps, self._traces):
             self._guarded(collect, run)
         if found:
-            self.page.fresh(max(info.st_mtime for _, _, info in found))
+            self.page.fresh(self._newest)
         return run
 
     def _files(self) -> list[tuple[str, Path, Any]]:
@@ -205,7 +209,7 @@ class Folder:
             tokens = load.tokens if ranks is None else logical_tokens(ranks)
             if tokens is None or (ranks is None and load.axis != "logical"):
                 continue
-            rank = load.attrs.get("rank") if len(load.sources) == 1 else None
+            rank = _rank(load.attrs, load.source) if len(load.sources) == 1 else None
             layers = tuple(load.layers.tolist())
             feed = self._feeds.get((rank, layers))
             if feed is None:
@@ -216,17 +220,29 @@ class Folder:
                 shape = Shape(layers, experts, ep_size=size, slots=slots, top=self.names.top)
                 feed = self._feeds[rank, layers] = RoutingFeed(self.scope(rank), shape)
             if tokens.shape[-1] == (units := feed.totals.shape[1]):
-                new = self._seen.after(("counts", rank, layers), np.asarray(load.steps, np.float64))
+                whole = self._whole(load.steps)
+                key = ("counts", load.source, load.attrs.get("label"), rank, layers)
+                new = whole & self._seen.after(key, np.where(whole, load.steps, -np.inf))
                 if new.any():
                     fresh = tokens[new]
                     feed.add(fresh.sum(axis=0), collisions(fresh, units).sum(axis=0))
 
+    def _whole(self, steps: np.ndarray) -> np.ndarray:
+        """Which steps are whole: the last one of a file that grows may lack layers, and is read again."""
+        whole = np.ones(len(steps), bool)
+        if len(steps) > 1 and time.time() - self._newest < SETTLED_S:
+            whole[-1] = False
+            self._print = None
+        return whole
+
     def _steps(self, run: Run) -> None:
-        for i, batch in enumerate(run.batches("latency")):
+        nth: dict[str, int] = {}  # a file may hold several series
+        for batch in run.batches("latency"):
+            nth[batch.source] = nth.get(batch.source, -1) + 1
             if batch.attrs.get("what") in STEP_SERIES:
                 line = np.asarray(batch.columns["line"], np.float64)
-                new = self._seen.after(("latency", batch.source, i), line)
-                rank = batch.attrs.get("rank")
+                new = self._seen.after(("latency", batch.source, nth[batch.source]), line)
+                rank = _rank(batch.attrs, batch.source)
                 observe_steps(self.scope(rank), np.asarray(batch.columns["value_s"])[new].tolist())
 
     def _traces(self, run: Run) -> None:
@@ -259,6 +275,12 @@ class Folder:
                 scope = self.scope()
                 scope.observe("moex_alltoall_duration_seconds", float(found.transfer[column]) * NS, way)
                 scope.observe("moex_alltoall_wait_seconds", float(found.lateness[column]) * NS, way)
+
+
+def _rank(attrs: Mapping[str, Any], source: str) -> int | None:
+    """Rank of a file: of its content, else of its name."""
+    rank = attrs.get("rank")
+    return rank_in_name(source) if rank is None else int(rank)
 
 
 def _direction(found: Collectives, column: int) -> str:
