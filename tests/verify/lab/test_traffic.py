@@ -46,9 +46,11 @@ def test_usual_and_hot_prompts_are_of_different_domains():
     assert all(tuple(row) in hot for row in flood.reshape(-1, LENGTH).tolist())
 
 
-def test_identical_prompts_are_one_prompt():
+def test_most_identical_prompts_are_one_prompt():
     flood = Traffic("tables", identical=True, seed=2).flood(np.random.default_rng(0), 4)
-    assert len(np.unique(flood.reshape(-1, LENGTH), axis=0)) == 1
+    _, times = np.unique(flood.reshape(-1, LENGTH), axis=0, return_counts=True)
+    assert times.max() >= 4 * (PROMPTS - 3)
+    assert len(times) > 4
 
 
 def test_arrivals_are_poisson_and_depend_on_the_seed_alone():

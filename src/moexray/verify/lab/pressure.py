@@ -48,7 +48,7 @@ class PressureSpec:
     capacity: int = 1024 * MIB
     fill: float = 0.95
     calm: float = 0.7
-    births: int = 18
+    births: int = 28
     least: int = 96 * KIB
     most: int = 960 * KIB
     page_bytes: int = 32 * KIB

@@ -13,6 +13,7 @@ from moexray.verify.lab.model import Prompts
 __all__ = ["LENGTH", "PROMPTS", "Traffic", "arrivals", "fitted", "stale"]
 
 LENGTH, PROMPTS = 64, 10  # tokens of a prompt, prompts of a request
+OTHERS = 3  # prompts of a request that differ where most are identical
 SLACK = 0.03  # how far a placement that fits the usual mix may be from half and half
 FLOOR = 1.0  # tokens that an expert counts at least, so that unused ones are spread, too
 
@@ -23,7 +24,7 @@ class Traffic:
 
     Args:
         hot: Domain that the incident brings; the others are usual.
-        identical: All hot requests are one and the same prompt.
+        identical: Most hot prompts are one and the same.
         seed: Of what is drawn.
     """
 
@@ -44,10 +45,10 @@ class Traffic:
     def flood(self, rng: np.random.Generator, requests: int) -> np.ndarray:
         """[requests, PROMPTS, LENGTH] of the hot domain."""
         prompts = Prompts.of([self.hot], LENGTH)
-        if not self.identical:
-            return _requests(prompts, rng, requests)
-        one = prompts.draw(np.random.default_rng([self.seed, 17]), 1)
-        return np.broadcast_to(one[None], (requests, PROMPTS, LENGTH)).copy()
+        flood = _requests(prompts, rng, requests)
+        if self.identical:
+            flood[:, OTHERS:] = prompts.draw(np.random.default_rng([self.seed, 17]), 1)
+        return flood
 
 
 def _requests(prompts: Prompts, rng: np.random.Generator, requests: int) -> np.ndarray:
