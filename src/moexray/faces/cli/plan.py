@@ -238,7 +238,9 @@ def _conclusion(made: Plan, d: dict[str, Any]) -> str:
     current = made.options.current is not None
     than = "the current placement" if current else "the trivial plan"
     best = made.later.time_saved if made.later else made.time_saved
-    on = f"on {'traffic that was not planned on' if made.later else 'the same traffic (there is no later half)'}"
+    on = "on traffic that was not planned on"
+    if made.later is None:
+        on = "on the same traffic (there is no later half)"
     if d["moved_slots"] == 0:
         return "keep the current placement: a new one is no better within --slack"
     if best <= NOTHING:
