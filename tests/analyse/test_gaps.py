@@ -97,15 +97,21 @@ def test_gaps_are_cut_at_the_edges_of_steps():
     assert [(int(n) // US, int(s)) for n, s in zip(found.duration, found.step, strict=True)] == [(100, 0), (100, 1)]
 
 
-def conserved(found):
-    for gaps in found:
+def conserved(one):
+    steps = one.steps
+    for gaps in attribute(one):
         first, last = gaps.of.span
         parts = gaps.host.sum() + gaps.device.sum() + gaps.unexplained.sum()
         assert gaps.of.busy.total[-1] + parts == last - first
         assert (gaps.host >= 0).all()
         assert (gaps.device >= 0).all()
         assert (gaps.unexplained >= 0).all()
-        assert np.array_equal(gaps.host.sum(axis=1) + gaps.device.sum(axis=1) + gaps.unexplained, gaps.duration)
+        parts = gaps.host.sum(axis=1) + gaps.device.sum(axis=1) + gaps.unexplained
+        assert np.array_equal(parts, gaps.duration)
+        inside = gaps.step >= 0
+        idle = np.bincount(gaps.step[inside], parts[inside], minlength=len(steps))
+        covered = np.minimum(steps.end, last) - np.maximum(steps.start, first)  # of a step by the stream's span
+        assert np.array_equal(gaps.of.busy.within(steps.start, steps.end) + idle, np.maximum(covered, 0))
 
 
 events = st.lists(
@@ -130,14 +136,14 @@ def test_busy_attributed_and_unexplained_add_up(found, lead):
             trace.slice("cpu_op", "aten::add", at, length)
         else:
             trace.step(i, at, length + 1)
-    conserved(list(attribute(profile(trace))))
+    conserved(profile(trace))
 
 
 @pytest.mark.skipif(not KINETO.is_dir(), reason="the shared data are not here")
 @pytest.mark.parametrize("path", sorted([*KINETO.glob("kineto/**/*.json.gz"), *KINETO.glob("nsys/*.gz")]), ids=lambda p: p.name)
 def test_real_traces_add_up(path):
     for one in profiles(read_any([str(path)])):
-        conserved(list(attribute(one)))
+        conserved(one)
 
 
 @pytest.mark.skipif(not KINETO.is_dir(), reason="the shared data are not here")

@@ -105,7 +105,7 @@ def _moved(c: Collectives, column: int, host: Mapping[int, str]) -> tuple[int, n
             total = float(profile.comm[name][at]) * width
             if total < 0:
                 return None
-            share = np.array(rows[way] or [1.0] * count, float)
+            share = np.array(rows[way] or [1] * count, float)
             if len(share) != count:
                 return None
             part = total * share / max(share.sum(), 1.0)

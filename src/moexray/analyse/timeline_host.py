@@ -17,6 +17,7 @@ from moexray.analyse.timeline import (
     DRIVER,
     HOST_MOVES,
     KERNEL,
+    LAUNCH,
     MEMCPY,
     MEMSET,
     OPERATOR,
@@ -141,8 +142,8 @@ def _warm_up(step: NDArray[np.int64], freed: NDArray[np.int64], steps: int) -> l
 
 
 def has_host(profile: Profile) -> bool:
-    """Whether the trace holds calls of the host at all."""
-    return bool(profile.of(RUNTIME, DRIVER, OPERATOR, SYNC).any())
+    """Whether the trace holds the host's launches; without them its silences cannot be told."""
+    return len(profile.named(LAUNCH, RUNTIME, DRIVER)) > 0
 
 
 def silences(profile: Profile, least_ns: float) -> Silences:

@@ -64,10 +64,10 @@ def link(findings: list[Finding]) -> list[Finding]:
 
     A hypothesis ("cannot tell") is never the cause of a finding that is certain, and what stops
     one rank is not the cause of what another rank does. A question that another input has answered
-    (the same id is found for certain) is dropped.
+    (the same id is found for certain, on that rank if it names one) is dropped.
     """
-    answered = {f.id for f in findings if not f.cannot_tell}
-    findings = [f for f in findings if not f.cannot_tell or f.id not in answered]
+    answered = {(f.id, rank) for f in findings if not f.cannot_tell for rank in (f.subject.rank, None)}
+    findings = [f for f in findings if not f.cannot_tell or (f.id, f.subject.rank) not in answered]
     linked = []
     for f in findings:
         found = {c.id for c in findings if not c.cannot_tell and _reaches(c, f)}

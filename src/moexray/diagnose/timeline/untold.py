@@ -104,6 +104,7 @@ def one_rank(run: Run, profile: Profile, limits: Limits) -> list[Finding]:
         "communication_ratio": share, "longest_ms": long / MS, "collectives": len(start),
         "median_ms": float(np.median(end - start)) / MS, "step_ms": step / MS if np.isfinite(step) else None,
     }  # fmt: skip
+    pair = profile.world_size == 2  # the only one that it can wait for
     question = Finding(
         id="comm.straggler_wait",
         severity="info",
@@ -113,7 +114,7 @@ def one_rank(run: Run, profile: Profile, limits: Limits) -> list[Finding]:
             f"{long / MS:.3g} ms). From this rank alone it cannot be told whether it waits for another rank "
             "or the transfer takes that long."
         ),
-        subject=Subject(rank=profile.rank),
+        subject=Subject(rank=1 - profile.rank if pair and profile.rank in (0, 1) else None),
         value=share,
         limit=limits.timeline.exposed_ratio,
         unit="ratio",

@@ -58,7 +58,7 @@ def waits(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
         return near
     t = limits.timeline
     late = late_ranks(c, t.lateness_ratio, t.burst_steps, t.lone_factor)
-    found = [_straggler(c, x, limits) for x in late] or absent(run, c, limits)
+    found = [*(_straggler(c, x, limits) for x in late), *absent(run, c, limits)]
     return [*found, *uneven_work(run, c, late), *_slow(c, limits), *near]
 
 

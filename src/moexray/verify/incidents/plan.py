@@ -144,8 +144,8 @@ def draw(seed: int, kind: str | None = None) -> Plan:
     withheld = hold[int(rng.integers(len(hold)))].split() if rng.random() < 0.4 else []
     if kind not in ("skew", "drift", "two", "alloc"):
         withheld += [w for w in SPARE if rng.random() < 0.2]
-    decoys = rng.choice(DECOYS, int(rng.integers(0, 3) + 2 * (kind == "healthy")), replace=False)
-    decoys = [d for d in decoys if not (d == "moves_behind" and kind == "rearrange")]
+    drawn = rng.choice(DECOYS, int(rng.integers(0, 3) + 2 * (kind == "healthy")), replace=False)
+    decoys = [str(d) for d in drawn if not (d == "moves_behind" and kind == "rearrange")]
     larger = rng.choice(np.arange(5, steps - 3), many, replace=False)
     ragged = rng.random() < 0.25 and not whole_us
     return Plan(
@@ -156,7 +156,7 @@ def draw(seed: int, kind: str | None = None) -> Plan:
         _whole(np.sort(larger)), tuple(c.rank for c in causes),
         tuple(int(n) if ragged else 0 for n in rng.integers(0, 4, ranks)), bool(rng.random() < 0.3),
         frozenset(withheld),
-        tuple(str(d) for d in decoys),
+        tuple(decoys),
     )  # fmt: skip
 
 
@@ -185,8 +185,8 @@ def _cause(rng: np.random.Generator, kind: str, rank: int, sizes: tuple[int, int
         hit = np.sort(rng.choice(np.arange(4, steps - 1), int(rng.integers(2, 6)), replace=False))
         return Cause(kind, 0, _whole(hit), float(rng.uniform(120_000, 600_000)))
     if kind in ALWAYS:  # parts of a step: enough to be told, too little for a burst
-        size = {"clear": (0.2, 0.6), "contention": (0.2, 0.9), "slow_rank": (1.25, 1.6)}[kind]
-        return Cause(kind, rank, tuple(range(2, steps)), float(rng.uniform(*size)))
+        low, high = {"clear": (0.2, 0.6), "contention": (0.2, 0.9), "slow_rank": (1.25, 1.6)}[kind]
+        return Cause(kind, rank, tuple(range(2, steps)), float(rng.uniform(low, high)))
     onset = int(rng.integers(steps // 6 if kind == "slow_link" else steps // 3, steps // 2))
     if kind in ("skew", "drift"):
         many = int(rng.integers((layers + 1) // 2, layers + 1))
