@@ -243,6 +243,14 @@ def test_a_change_that_no_rank_feels_is_told_apart_from_one_that_matters(tmp_pat
     assert row["mean_kl"] < 1e-4
 
 
+def test_rows_that_are_labelled_by_their_last_step_begin_at_their_first(tmp_path):
+    rng = np.random.default_rng(0)
+    mixes = rng.dirichlet(np.full(32, 0.7), 2)
+    cube = np.stack([[rng.multinomial(2000, mixes[i // 12])] for i in range(24)])
+    [change] = document(counts(tmp_path / "c.npz", cube, steps=np.arange(24) * 10 + 9))["change_points"]
+    assert change["step"] == 120
+
+
 def test_one_layer_that_changes_is_named(tmp_path):
     rng = np.random.default_rng(0)
     mixes = rng.dirichlet(np.full(32, 0.7), 8)

@@ -105,7 +105,8 @@ def windows_of(figures: Figures) -> tuple[np.ndarray, np.ndarray]:
 def drift(figures: Figures) -> Drift:
     """The changes of a load over time; the reason where its order or length says nothing."""
     counts, edges = windows_of(figures)
-    steps = figures.load.steps[edges]
+    span = int(figures.load.attrs.get("span", 1))  # a label may be the last step of its row
+    steps = figures.load.steps[edges] - (span - 1)
     used = counts.sum(axis=(0, 2)) > 0
     counts = counts[:, used].astype(np.float64)
     first = counts[:REFERENCE].sum(axis=0)

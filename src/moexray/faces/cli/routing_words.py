@@ -119,7 +119,7 @@ def _change_text(c: dict[str, Any], s: dict[str, Any]) -> list[str]:
         f"{len(c['layers'])} layers ({names}{', ...' if len(c['layers']) > SHOWN else ''})"
     )  # fmt: skip
     head = (
-        f"change of the mix at step {c['step']}: {which}, JS {c['js']:.3f} against {c['js_quiet']:.3f} when "
+        f"change of the mix at step {c['step']}: {which}, JS {c['js']:.4f} against {c['js_quiet']:.4f} when "
         f"quiet, seen after {counted(c['windows_until_found'], 'window')}"
     )
     if not c["lasts"]:
