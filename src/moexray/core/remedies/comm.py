@@ -70,9 +70,9 @@ REMEDIES: tuple[Remedy, ...] = (
     ),
     Remedy(
         "comm-host-exchange",
-        "Where all ranks of the group are on one host and its collective is one of gloo, or fails now and "
-        "then: "
-        "let all-to-all go over shared memory, with the collective above it or without (the call).",
+        "Where all ranks of the group are on one host, and its collective is one of gloo or fails now and "
+        "then: let all-to-all go over shared memory, alone or below that collective "
+        "(moexray.runtime.exchange).",
         "detach() of the handle on all ranks puts torch's own function back; or MOEXRAY_OFF=exchange before "
         "the start.",
         "Not while a CUDA graph is captured; asynchronous calls and other groups go the original way "

@@ -143,7 +143,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "leave-headroom",
         "Leave more memory unreserved (lower {setting} by 0.01 to 0.02): each retry gives cached blocks "
         "back and waits for the device. Where the host can move cold blocks out, "
-        "the call decides when: above 92 % in 3 samples, with work pending.",
+        "moexray.runtime.rescheduler decides when: above 92 % in 3 samples, with work pending.",
         "Set the old value again; stop calling look(), or MOEXRAY_OFF=rescheduler.",
         "Correlate the retries with slow steps first.",
         call="moexray.runtime.rescheduler.Rescheduler(capacity_bytes, move), and look(now_s, used, "
@@ -164,7 +164,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "smaller-host-buffers",
         "Make host buffers smaller: pinned and offload buffers (--swap-space, --cpu-offload-gb, CPU KV "
         "cache), fewer loader workers, fewer ranks per container. A buffer that one process hands to "
-        "another can change hands by its pages (the call), where a copy holds it twice or more.",
+        "another can change hands by its pages (moexray.runtime.zero_copy); a copy holds it twice.",
         "Set the old sizes again; copy again, or MOEXRAY_OFF=zero-copy: send() of the port then refuses "
         "and the "
         "parcel stays with its owner.",

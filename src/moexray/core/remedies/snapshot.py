@@ -17,7 +17,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "snapshot-move-pins",
         "Allocate the small long-lived tensors of {site} before the large temporaries, or from memory of"
-        " their own (the call), so that they do not pin the large segments.",
+        " their own (moexray.runtime.arena), so that they do not pin the large segments.",
         "Restore the old order, or call the original allocation again: free() each block, close() of the "
         "slots, "
         "release() of the pages. MOEXRAY_OFF=arena,experts: requests get memory of their own.",
@@ -40,7 +40,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "snapshot-pooled-buffer",
         "Replace the temporary of {site} by one buffer of {bytes} B that is allocated once and reused"
-        " (the call), or pad its length to a few sizes.",
+        " (moexray.runtime.buffers), or pad its length to a few sizes.",
         "Call the original allocation again: detach() of the handle, or MOEXRAY_OFF=buffers.",
         "The buffer stays allocated between the steps. Small ones cost more from a pool than from the "
         "caching "
@@ -55,7 +55,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "snapshot-batch-small",
         "Batch the small tensors of {site} into one tensor that holds all of them, or take them from a pool"
-        " (the call).",
+        " (moexray.runtime.buffers).",
         "Restore the single tensors: detach() of the handle, or MOEXRAY_OFF=buffers.",
         "A pooled tensor of a few bytes costs some 15 us on a CPU: one large tensor is faster where "
         "possible.",

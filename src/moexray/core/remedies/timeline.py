@@ -41,7 +41,7 @@ REMEDIES: tuple[Remedy, ...] = (
     Remedy(
         "host-freeze-gc",
         "Call gc.collect() and gc.freeze() after warm-up, and collect between batches or at idle; "
-        "the call does both.",
+        "moexray.runtime.gc_window does both.",
         "gc.unfreeze(); or detach() of the window, which puts all settings back; or MOEXRAY_OFF=gc-window.",
         "Do not switch collection off for good: cycles would pile up.",
         call="moexray.runtime.gc_window.GcWindow().attach() after warm-up, and between() of the window "
