@@ -46,7 +46,7 @@ def command(
     program: tuple[str, ...], output: Path | None, url: str, attach: bool, seconds: float | None,
     max_bytes: int,
 ) -> None:  # fmt: skip
-    r"""Record a program while it runs, or a server from outside, for `moexray diagnose`.
+    """Record a program while it runs, or a server from outside, for `moexray diagnose`.
 
     \b
     moexray record -o DIR -- python serve.py       routing, step times and allocations of its models
@@ -55,7 +55,7 @@ def command(
 
     CMD runs as it would without us, with variables added to its environment: its Python processes record
     the models of transformers and vLLM that they load. Its exit status is ours. Kill us, and it goes on.
-    """
+    """  # noqa: D301 - click's mark
     if not program and not url and not attach:
         raise UsageError("there is nothing to record", hint="give -- CMD, or --url URL, or --attach")
     if program and (attach or seconds):
