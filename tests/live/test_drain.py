@@ -150,6 +150,33 @@ def test_a_dead_writers_ring_is_read_to_its_end_once(folder, end, code, remove):
     assert len(rings(folder)) == (0 if remove else 1)
 
 
+READER = """
+import sys, time
+from moexray.live.drain import Drain
+drain, seen = Drain(sys.argv[1]), 0
+while True:
+    seen += sum(len(batch.records) for _, batch in drain.poll())
+    if seen:
+        print("reading", flush=True)
+"""
+
+
+def test_a_reader_that_is_killed_takes_nothing_with_it(folder):
+    """An exporter: the engine writes on, the next reader finds all that the ring still holds."""
+    ring = small(folder, slots=2000)
+    ring.write(0, 0, 0, 1, 1, np.array([0]))
+    with subprocess.Popen([sys.executable, "-c", READER, str(folder)], stdout=subprocess.PIPE) as reader:
+        assert reader.stdout.readline() == b"reading\n"
+        for step in range(1, 1000):
+            ring.write(0, step, 0, 1, 1, np.array([step % 8]))
+        reader.kill()
+    for step in range(1000, 1500):
+        ring.write(0, step, 0, 1, 1, np.array([step % 8]))
+    [(again, batch)] = Drain(folder).poll()
+    assert batch.records["step"].tolist() == list(range(1500))
+    assert (batch.dropped, again.totals().sum()) == (0, 1500)
+
+
 def test_several_processes_drain_into_one(folder):
     mine = small(folder)
     mine.write(0, 0, 0, 1, 1, np.array([0]))
