@@ -239,6 +239,11 @@ def test_without_an_ep_size_ranks_are_assumed_and_none_is_in_force():
     assert seen.plan_after < seen.plan_before
 
 
+def test_one_window_on_each_side_is_enough():
+    assert effect_of(EVEN, HOT, windows=1).size == "clear"
+    assert effect_of(EVEN, EVEN, windows=1).size == "none"
+
+
 def test_few_tokens_are_no_effect():
     """What chance does to short stretches is taken out of both sides."""
     sizes = [effect_of(EVEN, EVEN, n=n).growth for n in (64, 400, 4000)]

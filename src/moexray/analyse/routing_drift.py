@@ -73,8 +73,9 @@ class Effect:
         gpus: EP ranks that the plan is for.
         before: Balancedness of the placement in force in the first stretch; None: EP size unknown.
         after: The same in the second one.
-        plan_before: Balancedness of a plan made on the first half of the first stretch, in its second half.
-        plan_after: The same plan in the second stretch; None where there are no halves or no experts.
+        plan_before: Balancedness of a plan made on the first half of the first stretch, in its second half
+            (in the same window where there is one only).
+        plan_after: The same plan in the second stretch; None where no experts are known.
         growth: The larger growth of the busiest rank's load of both, what chance gives taken out; ratio.
     """
 
@@ -87,7 +88,9 @@ class Effect:
 
     @property
     def size(self) -> str:
-        """none, small or clear."""
+        """none, small or clear; unknown where neither ranks nor experts are known."""
+        if self.before is None and self.plan_before is None:
+            return "unknown"
         return "none" if self.growth < SMALL else "small" if self.growth < CLEAR else "clear"
 
 
@@ -141,8 +144,8 @@ def effect(a: Stretch, b: Stretch, layers: Iterable[int]) -> Effect:
         before, after = map(_balance, loads)
         growth = _growth(*loads)
     middle = len(a.units) // 2
-    if a.experts and b.experts and a.gpus > 1 and middle:
-        parts = (a.units[:middle], a.units[middle:], b.units)
+    if a.experts and b.experts and a.gpus > 1:
+        parts = (a.units[: middle or 1], a.units[middle:], b.units)
         seen, *new = (x.sum(axis=0)[layers].astype(np.float64) for x in parts)
         shape = Shape(seen.shape[1], -(-seen.shape[1] // a.gpus) * a.gpus, a.gpus)
         slots = [place(token_costs(load, shape.most), shape) for load in seen]
@@ -171,7 +174,7 @@ def _growth(first: np.ndarray, second: np.ndarray) -> float:
     def worth(loads: np.ndarray) -> float:
         means = loads.mean(axis=1)
         usual = sum(float(m) / by_chance(float(m), loads.shape[1]) for m in means if m > 0)
-        return _balance(loads) * usual / float(means.sum()) if usual else 1.0
+        return min(_balance(loads) * usual / float(means.sum()), 1.0) if usual else 1.0
 
     return max(worth(first) / worth(second) - 1.0, 0.0)
 

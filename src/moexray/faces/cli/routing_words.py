@@ -137,7 +137,7 @@ def _effect_text(c: dict[str, Any], ep: int | None) -> str:
         parts.append(
             f"a plan made before ({gpus}) keeps {c['plan_after']:.3f}, {c['plan_before']:.3f} in its own time"
         )
-    return f"{c['effect']}; {'; '.join(parts)}" if parts else "cannot tell (no EP size, one window)"
+    return f"{c['effect']}; {'; '.join(parts)}" if parts else "cannot tell without an EP size or experts"
 
 
 def _apart(c: dict[str, Any]) -> str:
