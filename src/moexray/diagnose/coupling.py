@@ -31,8 +31,21 @@ FOLLOWS = 0.7  # rank correlation; six independent windows pass it by chance in 
 
 
 def couple(run: Run, findings: list[Finding]) -> list[Finding]:
-    """Links ep.skew to the memory fault of its rank, and a slow transfer to the link that is slow."""
-    return _memory(run, _link(findings))
+    """Links ep.skew to the memory fault of its rank, and a slow transfer to the link that is slow.
+
+    What would settle a finding is no longer asked for where it is among the files.
+    """
+    return [_unasked(run, f) for f in _memory(run, _link(findings))]
+
+
+def _unasked(run: Run, f: Finding) -> Finding:
+    """A finding without the questions that a file of the run answers."""
+    if not f.settle_with:
+        return f
+    recorded = any(b.attrs.get("rank") == f.subject.rank for b in run.batches("snapshot_events"))
+    here = {"allocator snapshot": recorded, "NCCL_DEBUG": "comm_link" in run.present}
+    left = tuple(s for s in f.settle_with if not any(s.startswith(k) and v for k, v in here.items()))
+    return f if left == f.settle_with else replace(f, settle_with=left)
 
 
 def _link(findings: list[Finding]) -> list[Finding]:

@@ -132,3 +132,14 @@ def test_a_collection_in_the_log_explains_an_idle_device():
 
 def test_an_idle_device_alone_is_no_host_that_stood_still():
     assert ids(say(device_only(pair_of_ranks(steps=14, gap=(4, 7))))) == ["comm.straggler_wait"]
+
+
+def test_what_lies_among_the_files_is_not_asked_for():
+    traces = pair_of_ranks(steps=24, slow=range(12, 24))
+    asked = [s for f in say(traces).findings for s in f.settle_with]
+    assert any(s.startswith("NCCL_DEBUG") for s in asked)
+    lines = "".join(
+        f"n0:2{r}:3 [0] NCCL INFO Channel 00/0 : {r}[0] -> {1 - r}[0] [send] via P2P/CUMEM\n" for r in (0, 1)
+    )
+    asked = [s for f in say(traces, lines).findings for s in f.settle_with]
+    assert not any(s.startswith("NCCL_DEBUG") for s in asked)

@@ -54,3 +54,14 @@ class TimelineLimits:
     """Share of a silence that others waited for from which it is told; own choice (the larger part)."""
     compile_share: float = 0.5
     """Share of the spikes that compilation must fill; catalogue of verdicts."""
+    longer_ratio: float = 1.15
+    """Call of a kernel on the late rank / median of the other ranks from which it takes longer; own choice:
+    ranks with even loads differ by 1-5 % in the incidents that were made."""
+    alike_ratio: float = 1.08
+    """The same below which it takes as long; own choice, between the noise and `longer_ratio`."""
+    kernel_share: float = 0.05
+    """Share of a rank's compute time from which a kernel is compared; catalogue (kernel.bank_conflict)."""
+    often: int = 3
+    """Long waits from which they count though each is below a burst; own choice against flukes."""
+    compile_spikes: int = 2
+    """Spikes with compiler frames from which they count as the hot path; own choice: one is a first use."""

@@ -26,7 +26,6 @@ MS = 1e6
 STACKS = ("stacks of the launching thread (py-spy dump --native)", "scheduler trace (perf sched)",
           "a profile with the GIL enabled (with_stack=True, nsys --python-sampling)")  # fmt: skip
 SHOWN = 8
-LEAST_SPIKES = 2  # with compiler frames in them; a single slow step is not "the hot path"
 BY_DEVICE = 0.7  # at most, where the trace holds no host and an idle device stands for it
 
 
@@ -206,7 +205,8 @@ def compiled(s: Stops, hit: NDArray[np.bool_], spikes: Spikes, limits: Limits) -
     filled = spikes.hit | inside
     count = int(filled.sum() + (hit & apart).sum())
     total = int(len(filled) + apart.sum())
-    if count < (1 if hit.any() else LEAST_SPIKES) or count < limits.timeline.compile_share * total:
+    least = 1 if hit.any() else limits.timeline.compile_spikes
+    if count < least or count < limits.timeline.compile_share * total:
         return []
     start = np.concatenate([spikes.start[filled], s.start[hit & apart]])
     end = np.concatenate([spikes.end[filled], s.end[hit & apart]])

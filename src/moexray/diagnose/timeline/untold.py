@@ -26,7 +26,6 @@ __all__ = ["absent", "one_rank"]
 
 MS = 1e6
 SHOWN = 8
-OFTEN = 3  # long waits from which they count below a burst
 GUESSES = (("host.gc_pause", "host.gc", "the garbage collector ran"),
            ("jit.compile_in_hot_path", "jit.compile", "kernels were compiled"))  # fmt: skip
 
@@ -41,7 +40,7 @@ def absent(run: Run, c: Collectives, limits: Limits) -> list[Finding]:
     long = excess > c.step_ns
     steps = max(1, sum(len(p.steps) for p in c.profiles) // len(c.profiles))
     share = limits.timeline.lateness_ratio * steps * c.step_ns
-    often = long.sum() >= OFTEN and excess[long].sum() >= share
+    often = long.sum() >= limits.timeline.often and excess[long].sum() >= share
     if not often and not (excess > limits.timeline.burst_steps * c.step_ns).any():
         return []
     worlds = [p.world_size for p in c.profiles if p.world_size]

@@ -59,7 +59,7 @@ def waits(run: Run, capture: Capture, limits: Limits) -> list[Finding]:
     t = limits.timeline
     late = late_ranks(c, t.lateness_ratio, t.burst_steps, t.lone_factor)
     found = [*(_straggler(c, x, limits) for x in late), *absent(run, c, limits)]
-    return [*found, *uneven_work(run, c, late), *_slow(c, limits), *near]
+    return [*found, *uneven_work(run, c, late, limits), *_slow(c, limits), *near]
 
 
 def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
