@@ -50,7 +50,11 @@ def perfetto(paths: tuple[str, ...], output: Path, *, force: bool) -> None:
         run = read_any(paths)
         if not run.present.intersection(("trace", "snapshot_events")):
             raise UsageError("no trace and no memory history to draw", hint="give traces or snapshots")
-        count = _write(output, run, diagnose(run))
+        try:
+            count = _write(output, run, diagnose(run))
+        except OSError as why:  # a write that fails does not know its file: a full disk
+            why.filename = why.filename or str(output)
+            raise
     say(f"written: {output} ({counted(count, 'event')})")
     say("next: open it at ui.perfetto.dev (nothing is uploaded) or in chrome://tracing")
 
