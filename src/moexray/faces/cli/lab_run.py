@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 import textwrap
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -64,8 +65,13 @@ def command(out: Path | None, form: str, *, quiet: bool, **options: Any) -> None
         if out and out.exists() and any(out.iterdir()):
             raise UsageError(f"{out} is not empty", hint="name a new folder")
         folder = out or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moexray-lab-")))
-        document = run(Setup(**options), folder, lambda line: None if quiet else say(line, err=True))
+        document = run(Setup(**options), folder, partial(_progress, quiet=quiet))
     say(json_text(document) if form == "json" else text(document, out))
+
+
+def _progress(line: str, *, quiet: bool) -> None:
+    if not quiet:
+        say(line, err=True)
 
 
 def text(d: Mapping[str, Any], out: Path | None) -> str:
