@@ -49,14 +49,14 @@ BENCH = Table(
 REQUESTS = Table(
     "requests",
     "One row per request of a load test (arrays). Facts of the batch: statuses (counts of what is not ok). "
-    "No rule reads it: what a request reports on average hides stalls, so it is kept apart from `gaps`.",
+    "Only comparisons read it: what a request reports on average hides stalls, so it is kept apart from `gaps`.",
     (
         Column("arrival_s", "float", "s", "When it was sent, on the clock of the file; NaN if unknown."),
         Column("ttft_s", "float", "s", "Time to its first token."),
         Column("e2e_s", "float", "s", "Time to its last token."),
         Column("output_tokens", "float", "tokens", "Tokens that it got."),
-        Column("itl_p50_s", "float", "s", "Median gap between its tokens."),
-        Column("itl_max_s", "float", "s", "Longest gap between its tokens."),
+        Column("itl_p50_s", "float", "s", "Median gap between its tokens. No rule reads it."),
+        Column("itl_max_s", "float", "s", "Longest gap between its tokens. No rule reads it."),
         Column("tpot_s", "float", "s", "Mean gap between its tokens."),
     ),
 )

@@ -91,16 +91,20 @@ def make_app(rolling: Rolling, *, title: str, token: str = "") -> Starlette:
         place = next((i for i, f in enumerate(found, start=1) if f["id"] == wanted), None)
         return RedirectResponse(f"/report/{number}" + (f"#f{place}" if place else ""), 303)
 
+    routes = [
+        Route("/", page), Route("/state", state), Route("/events", events), Route("/report", report),
+        Route("/report/{number:int}", report), Route("/report/{number:int}/{id}", finding),
+    ]  # fmt: skip
+    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=_guard(token))])
+
+
+def _guard(token: str) -> Callable[[Request, Callable[[Request], Awaitable[Response]]], Awaitable[Response]]:
     async def guard(request: Request, go_on: Callable[[Request], Awaitable[Response]]) -> Response:
         answer = _refused(request, token) or await go_on(request)
         answer.headers.update({k: v for k, v in SAFE.items() if k not in answer.headers})
         return answer
 
-    routes = [
-        Route("/", page), Route("/state", state), Route("/events", events), Route("/report", report),
-        Route("/report/{number:int}", report), Route("/report/{number:int}/{id}", finding),
-    ]  # fmt: skip
-    return Starlette(routes=routes, middleware=[Middleware(BaseHTTPMiddleware, dispatch=guard)])
+    return guard
 
 
 def _refused(request: Request, token: str) -> Response | None:
