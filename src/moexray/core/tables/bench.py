@@ -49,7 +49,7 @@ BENCH = Table(
 REQUESTS = Table(
     "requests",
     "One row per request of a load test (arrays). Facts of the batch: statuses (counts of what is not ok). "
-    "Only comparisons read it: what a request reports on average hides stalls, so it is kept apart from `gaps`.",
+    "Only comparisons read it: averages of a request hide stalls, so it is kept apart from `gaps`.",
     (
         Column("arrival_s", "float", "s", "When it was sent, on the clock of the file; NaN if unknown."),
         Column("ttft_s", "float", "s", "Time to its first token."),
