@@ -233,3 +233,30 @@ def test_a_rank_that_was_stopped_itself_blames_nobody(monkeypatch):
         assert mesh.receive(link) is None
         assert link.sequence == 1
         mesh.close()
+
+
+def test_a_peer_that_dies_between_its_greeting_and_the_next_look_is_named():
+    """The kernel tells the reset once, before a packet that was seen already."""
+    meeting = rendezvous._Meeting("g", 0, 2, 20.0, {})
+    hello = wire.pack_hello({**meeting._fields, "rank": 1})
+
+    class Dying:
+        packets, resets = [hello], 1
+
+        def recv(self, size, flags=0):
+            if not self.packets:
+                return b""
+            if flags:
+                return self.packets[0]
+            if self.resets:
+                self.resets -= 1
+                raise ConnectionResetError
+            return self.packets.pop()
+
+    link = Link.__new__(Link)
+    link.rank, link.pid, link.socket = 1, 7, Dying()
+    meeting.links[1] = link
+    with pytest.raises(ExchangeError, match=r"rank 1 \(pid 7\) left or hung while") as error:
+        meeting._hear()
+    assert error.value.ranks == (1,)
+    assert meeting.greeted == {1}

@@ -219,7 +219,8 @@ class _Meeting:
         else:
             self.compare(link, fields)
             self.greeted.add(link.rank)
-        link.socket.recv(MAX_PACKET_BYTES)
+        with contextlib.suppress(ConnectionResetError):  # said once; this packet comes again
+            link.socket.recv(MAX_PACKET_BYTES)
         return True
 
     def compare(self, link: Link, fields: dict[str, object] | None) -> None:
