@@ -41,8 +41,9 @@ def load(name: str) -> Any:
         raise UsageError(
             f"no model in {folder}", hint=f"one of {', '.join(MODELS)}, or the folder of `lab train`"
         )
-    logging.disable_progress_bar()
-    model = Qwen3MoeForCausalLM.from_pretrained(
+    quiet: Any = logging
+    quiet.disable_progress_bar()
+    model: Any = Qwen3MoeForCausalLM.from_pretrained(
         folder,
         dtype=torch.float32,
         local_files_only=True,

@@ -148,7 +148,7 @@ def _fitted(tokens: dict[str, np.ndarray], recipe: Recipe, say: Callable[[str], 
     from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
     torch.manual_seed(recipe.seed)
-    shape = Qwen3MoeConfig(
+    sizes: dict[str, Any] = dict(  # noqa: C408  mypy knows fewer names than the configuration takes
         vocab_size=VOCABULARY, hidden_size=128, num_hidden_layers=4, num_attention_heads=4,
         num_key_value_heads=2, head_dim=32, intermediate_size=256, moe_intermediate_size=64, num_experts=16,
         num_experts_per_tok=2,
@@ -156,7 +156,7 @@ def _fitted(tokens: dict[str, np.ndarray], recipe: Recipe, say: Callable[[str], 
         router_aux_loss_coef=recipe.balance, output_router_logits=True, experts_implementation="grouped_mm",
         bos_token_id=None, eos_token_id=0, pad_token_id=None, use_cache=False,
     )  # fmt: skip
-    model = Qwen3MoeForCausalLM(shape).train()
+    model: Any = Qwen3MoeForCausalLM(Qwen3MoeConfig(**sizes)).train()
     steps = torch.optim.AdamW(model.parameters(), lr=RATE, betas=(0.9, 0.95), weight_decay=0.1)
     rng = np.random.default_rng(recipe.seed)
     loss = float("nan")
