@@ -101,7 +101,7 @@ def run(setup: Setup, folder: Path, say: Callable[[str], None] = logger.info) ->
         outcomes = compare(engine, arms, scene.prompts, setup.requests, setup.seed)
     document = {
         "schema": SCHEMA, "seed": setup.seed, "engine": setup.engine, "incident": setup.incident,
-        "model": setup.model, **outcomes, "remedies": arms[1].says, "note": NOTE,
+        "model": setup.model, **outcomes, "remedies": list(arms[1].says), "note": NOTE,
         "diagnosis": diagnosis, "truth": truth, **judge(diagnosis, truth),
     }  # fmt: skip
     _put(folder / "lab.json", document)
