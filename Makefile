@@ -85,6 +85,7 @@ bench: $(RUN)
 	$(BIN)/python benchmarks/rescheduler.py
 	$(BIN)/python benchmarks/zero_copy.py
 	$(BIN)/python benchmarks/fleet.py 100 300
+	OMP_NUM_THREADS=1 $(BIN)/python benchmarks/router.py
 
 bench-exporter: $(RUN)
 	$(BIN)/python benchmarks/exporter.py

@@ -77,7 +77,8 @@ def commands() -> str:
 def metrics() -> str:
     """Every metric of the exporter: name, kind, labels, meaning."""
     shared = ", ".join(SCOPE)
-    out = [NOTE, "# Metrics\n", "What `moexray exporter` and `moexray watch` serve; [live.md](live.md) says how.",
+    out = [NOTE, "# Metrics\n",
+           "What `moexray exporter` and `moexray watch` serve; [live.md](live.md) says how.",
            f"Metrics of an engine have the labels {shared}, too; a label without a value is left out.\n"]
     out += ["| metric | kind | labels | meaning |", "|---|---|---|---|"]
     for m in METRICS:

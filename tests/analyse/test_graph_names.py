@@ -21,8 +21,8 @@ def capture(layers=3, *, skip=None, names=None):
     """A trace of the capture: calls in their operators, no kernels."""
     trace = Trace()
     trace.call("cudaStreamBeginCapture", 0, 1)
-    for i, (operator, _) in enumerate(LAYER * layers):
-        operator = names[i] if names else operator
+    for i, (usual, _) in enumerate(LAYER * layers):
+        operator = names[i] if names else usual
         trace.slice("cpu_op", operator, 10 + 10 * i, 8)
         if i != skip:
             trace.call("cudaLaunchKernel" if i % 2 else "cuLaunchKernelEx", 12 + 10 * i, 2)

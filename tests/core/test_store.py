@@ -35,7 +35,7 @@ def test_a_saved_run_loads_equal(run, tmp_path):
 def test_text_in_a_batch_may_have_holes(tmp_path, names):
     reading = Reading("kineto")
     numbers = dict.fromkeys(("row", "group_size", "seq", "in_elements", "out_elements"), np.array([1, 2]))
-    texts = dict.fromkeys(("collective", "ranks", "dtype", "in_splits", "out_splits"), ["x", "y"])
+    texts = {name: ["x", "y"] for name in ("collective", "ranks", "dtype", "in_splits", "out_splits")}
     reading.add_columns("trace_comm", {**numbers, **texts, "group": names}, source="t.json", rows=2)
     save(build_run([("t.json", reading)], []), tmp_path / "run")
     assert load(tmp_path / "run").batches("trace_comm")[0].columns["group"] == names

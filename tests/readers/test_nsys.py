@@ -211,10 +211,10 @@ def test_too_many_events_are_cut_at_one_moment_and_counted(tmp_path, monkeypatch
 STRINGS = '{"data":["[Unknown]","[Unknown kernel module]","my_kernel(float*)","cudaMalloc_v3020"]}'
 EVENTS = [
     f'{{"Type":48,"TraceProcessEvent":{{"startNs":"1900","endNs":"1950","correlationId":11,"globalTid":"{PROCESS + 78}","name":"3"}}}}',
-    f'{{"Type":79,"CudaEvent":{{"startNs":"2000","endNs":"2500","correlationId":11,"globalPid":"{PROCESS}","deviceId":0,'
-    '"streamId":"7","kernel":{"demangledName":"2","shortName":"2"}}}',
-    f'{{"Type":80,"CudaEvent":{{"startNs":"1000","endNs":"1100","correlationId":10,"globalPid":"{PROCESS}","deviceId":0,'
-    '"streamId":"7","memcpy":{"sizebytes":"512","copyKind":1}}}',
+    (f'{{"Type":79,"CudaEvent":{{"startNs":"2000","endNs":"2500","correlationId":11,"globalPid":"{PROCESS}","deviceId":0,'
+    '"streamId":"7","kernel":{"demangledName":"2","shortName":"2"}}}'),
+    (f'{{"Type":80,"CudaEvent":{{"startNs":"1000","endNs":"1100","correlationId":10,"globalPid":"{PROCESS}","deviceId":0,'
+    '"streamId":"7","memcpy":{"sizebytes":"512","copyKind":1}}}'),
     f'{{"Type":59,"NvtxEvent":{{"Type":59,"Timestamp":"900","Text":"step 4","GlobalTid":"{PROCESS + 78}","EndTimestamp":"3000"}}}}',
     '{"Type":59,"NvtxEvent":{"Type":34,"Timestamp":"905","Text":"mark","GlobalTid":"0"}}',
     f'{{"Type":47,"TraceProcessEvent":{{"startNs":"1","endNs":"2","globalTid":"{PROCESS + 78}","name":"1"}}}}',

@@ -103,7 +103,8 @@ COMM_RAS = Table(
 COMM_PERF = Table(
     "comm_perf",
     "Collectives and sends that NCCL Inspector timed, one row per rank and operation (arrays). Ranks are "
-    "those in the communicator. Attributes: comms (ids), names (of the communicators), ops, timings (texts of "
+    "those in the communicator. Attributes: comms (ids), names (of the communicators), ops, timings (texts "
+    "of "
     "the columns that hold indices).",
     (
         Column("comm", "int", "", "Index into attrs['comms']."),
