@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CEILING", "OPENMETRICS", "TEXT", "Exemplar", "Page", "Sample", "Scope", "Series"]
 
-CEILING = 2_000  # series of a process: what one scrape can write in a few milliseconds (docs/decisions/030)
+CEILING = 2_000  # series of a process: what one scrape can write in a few milliseconds (docs/decisions/028)
 SCHEMA = "1"  # of the names and labels in live/metrics.py
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
