@@ -272,3 +272,24 @@ def test_a_map_without_a_row_for_a_layer_leaves_only_that_one_open():
     assert seen.tokens.tolist() == [[[14, 14]] * 3]
     assert logical_tokens(seen).sum(axis=2).tolist() == [[28, 0, 28]]
     assert "none for layer 4" in seen.mapping
+
+
+def cube_of(*steps):
+    rows = [{"step": s, "layer": 0, "expert": e, "tokens": t} for s, row in enumerate(steps) for e, t in enumerate(row)]
+    text = "step,layer,expert,tokens\n" + "".join(f"{r['step']},0,{r['expert']},{r['tokens']}\n" for r in rows)
+    (load,) = loads(read_sources([Source("counts.csv", content=text.encode())]), dummy_run=32)[0]
+    return load
+
+
+USUAL = [[90, 30, 20, 60], [80, 40, 25, 55], [85, 35, 15, 65], [95, 25, 22, 58]]
+FLOOD = [[190, 2, 3, 5]] * 6
+
+
+def test_the_same_prompt_again_and_again_is_traffic_not_warm_up():
+    load = cube_of(*USUAL, *FLOOD, *USUAL)
+    assert (load.set_aside, len(load.tokens)) == (0, 14)
+
+
+def test_equal_steps_at_the_start_and_idle_ones_later_are_set_aside():
+    load = cube_of([50, 50, 50, 50], [50, 50, 50, 50], *USUAL, [1, 1, 1, 1], [1, 1, 1, 1], *USUAL)
+    assert (load.set_aside, len(load.tokens)) == (4, 8)

@@ -25,6 +25,7 @@ WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
 TOP = 3  # experts whose tokens are counted together
 MAX_CELLS = 1 << 24  # of a cube of counts (128 MiB)
+IDLE = 0.1  # tokens of an idle step (a rank that only keeps step with the others) / tokens of a usual one
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +229,12 @@ def _tidy(load: Load) -> Load:
     repeated[1:] |= same
     repeated[:-1] |= same
     if not repeated.any() or repeated.all():
+        return load
+    # Later on, equal steps may be the same prompt again: only those without weight are idle ones.
+    totals = cube.sum(axis=(1, 2))
+    idle = totals <= IDLE * np.median(totals[~repeated])
+    repeated &= idle | (np.arange(len(cube)) < int(np.argmin(repeated)))
+    if not repeated.any():
         return load
     note = f"{int(repeated.sum())} of {len(cube)} steps equal their neighbour (warm-up): set aside"
     return replace(load, steps=load.steps[~repeated], tokens=cube[~repeated], notes=(*load.notes, note),
