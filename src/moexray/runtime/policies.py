@@ -267,7 +267,7 @@ POLICIES: dict[str, Callable[..., Policy]] = {
 
 
 def parse(text: str) -> Callable[[], Policy]:
-    """NAME[:key=value,...], as `moexray whatif router --policy` takes it, as a maker of policies.
+    """NAME[:key=value,...], as `moexray whatif routing --policy` takes it, as a maker of policies.
 
     Raises:
         UsageError: unknown name or option, or a value that does not fit; the message lists what does.

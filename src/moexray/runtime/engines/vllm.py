@@ -198,7 +198,7 @@ def routers(model: Any, *, to_write: bool = True) -> list[Routing]:
     if to_write:
         raise UsageError(
             f"{name}: router policies were not tested in vLLM; nothing was changed",
-            hint="try the policy on recorded scores: moexray whatif router",
+            hint="try the policy on recorded scores: moexray whatif routing",
         )
     if why := _refusal():
         raise UsageError(why, hint=f"tested releases: {', '.join(TESTED)}")
