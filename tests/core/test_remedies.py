@@ -2,9 +2,11 @@
 
 import importlib
 import re
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from click import Group
 from click.testing import CliRunner
 
 from moexray.core.remedies import REMEDIES
@@ -115,3 +117,27 @@ def test_explain_tells_all_of_a_remedy_under_each_verdict_and_by_its_own_id(reme
         for part in (remedy.call, remedy.needs, remedy.verify, remedy.undo):
             assert " ".join(part.split()) in text
     assert f"for: {', '.join(verdicts)}" in " ".join(CliRunner().invoke(main, ["explain", remedy.id]).output.split())
+
+
+def commands_in(value):
+    """The words after `moexray` in every text of a remedy or verdict, as a shell would get them."""
+    texts = [part for f in fields(value) for part in _texts(getattr(value, f.name))]
+    return [m for text in texts for m in re.findall(r"`?\bmoexray ([a-z][a-z-]*)(?: ([a-z][a-z-]*))?", text)]
+
+
+def _texts(value):
+    if isinstance(value, tuple):
+        return [text for one in value for text in _texts(one)]
+    return [value] if isinstance(value, str) else []
+
+
+def test_every_command_that_a_text_names_exists():
+    told = {pair for entry in (*REMEDIES, *VERDICTS) for pair in commands_in(entry)}
+    verbs = {"does", "failed", "raises"}  # moexray as the subject of a sentence
+    said = {pair for pair in told if pair[0] not in verbs}
+    assert len(said) >= 3
+    for name, second in said:
+        found = main.get_command(None, name)
+        assert found is not None, f"moexray {name}"
+        if isinstance(found, Group):
+            assert second in found.commands, f"moexray {name} {second}"

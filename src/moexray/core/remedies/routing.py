@@ -29,8 +29,8 @@ REMEDIES: tuple[Remedy, ...] = (
         call='moexray.runtime.router.attach(model, "bias:rate=0.02")',
         needs="A transformers model in this process, of a release and router family that were tested: the "
         "handle's reason says if not. On a GPU capacity:mode=reroute is refused, it serves on the host.",
-        verify="First on recorded scores: moexray whatif router --policy bias:rate=0.02. Then effects() of "
-        "the handle (flips), and balancedness over windows with the policy and with plain in turn.",
+        verify="First on recorded scores: moexray whatif routing PATH --policy bias:rate=0.02. Then "
+        "effects() of the handle (flips), and balancedness over windows with the policy and with plain in turn.",
     ),
     Remedy(
         "rebalance-now",
