@@ -5,6 +5,9 @@ and dumped when memory runs out, every EVERY_S seconds and at exit: memory/snaps
 CPU there is no such history: the profiler's memory events of STEPS steps, after WARM others, become
 traces/cpu_memory_rankN_PID.json; those steps are slower, so their latency is not the service's.
 
+A history that the host keeps, or a profiler that it runs, is left alone; so nothing is recorded then. The end
+dumps once more and stops the history. PyTorch cannot take an observer of lost memory off: ours stays, idle.
+
 Not run on a GPU yet.
 """
 
@@ -13,11 +16,15 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from moexray.runtime.guard import say_once
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = ["Allocations"]
 
@@ -41,6 +48,7 @@ class Allocations:
     def __init__(self, folder: str | Path, device: str, name: str) -> None:
         self._folder, self._cuda, self._name = Path(folder), device.startswith("cuda"), name
         self._profile: Any = None
+        self._recording = False  # our history is on
         self._steps, self._next, self._on = 0, 0.0, True
 
     def begin(self) -> None:
@@ -50,8 +58,8 @@ class Allocations:
         try:
             (self._history if self._cuda else self._profiled)()
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
-            self._on = False
-            say_once(f"allocations are not recorded: {type(why).__name__}: {why}", log=_log)
+            _say(why)
+            self.end()
 
     def _profiled(self) -> None:
         import torch
@@ -69,7 +77,12 @@ class Allocations:
 
         now = time.monotonic()
         if not self._next:
+            if torch._C._cuda_isHistoryEnabled():  # noqa: SLF001 - no other way to ask
+                self._on = False
+                say_once("allocations are not recorded: the host keeps a history of them itself", log=_log)
+                return
             torch.cuda.memory._record_memory_history(max_entries=HISTORY, stacks="python")  # noqa: SLF001
+            self._recording = True
             torch._C._cuda_attach_out_of_memory_observer(lambda *_: self._dump())  # noqa: SLF001
             atexit.register(self._dump)
         elif now > self._next:
@@ -80,31 +93,46 @@ class Allocations:
     def _dump(self) -> None:
         import torch
 
-        with contextlib.suppress(Exception):
-            hidden = self._place("memory", f"snapshot_{self._name}.pickle")
-            torch.cuda.memory._dump_snapshot(str(hidden))  # noqa: SLF001
-            hidden.replace(hidden.with_suffix(""))
+        if self._recording:
+            self._keep("memory", f"snapshot_{self._name}.pickle", torch.cuda.memory._dump_snapshot)  # noqa: SLF001
 
     def end(self) -> None:
-        """Stops, and keeps what there is; safe twice."""
-        profile, self._profile = self._profile, None
-        if profile is None:
-            return
+        """Stops, and keeps what there is; safe twice. Never raises."""
         self._on = False
-        hidden = self._place("traces", f"cpu_memory_{self._name}.json")
+        profile, self._profile = self._profile, None
         try:
-            profile.stop()
-            profile.export_chrome_trace(str(hidden))
-            if hidden.stat().st_size > MOST_BYTES:
-                say_once(f"a profile of {STEPS} steps passes {MOST_BYTES} bytes: left out", log=_log)
+            if self._recording:
+                self._end_history()
+            if profile is not None:
+                profile.stop()  # first: else it would stay on for the life of the process
+                self._keep("traces", f"cpu_memory_{self._name}.json", profile.export_chrome_trace, MOST_BYTES)
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            _say(why)
+
+    def _end_history(self) -> None:
+        import torch
+
+        self._dump()
+        self._recording = False  # before what may raise; the observer asks this
+        atexit.unregister(self._dump)
+        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
+
+    def _keep(self, folder: str, name: str, write: Callable[[str], object], most: float = math.inf) -> None:
+        """Has a file written under another name, then gives it its own; told where that fails."""
+        hidden = self._folder / folder / f"{name}.new"
+        try:
+            hidden.parent.mkdir(parents=True, exist_ok=True)
+            write(str(hidden))
+            if hidden.stat().st_size > most:
+                say_once(f"{name}: a profile of {STEPS} steps passes {most} bytes: left out", log=_log)
             else:
                 hidden.replace(hidden.with_suffix(""))
         except Exception as why:  # noqa: BLE001 - the edge of a host engine: its disk may be full
-            say_once(f"allocations are not recorded: {type(why).__name__}: {why}", log=_log)
+            _say(why)
         finally:
             with contextlib.suppress(OSError):
                 hidden.unlink(missing_ok=True)
 
-    def _place(self, folder: str, name: str) -> Path:
-        (self._folder / folder).mkdir(parents=True, exist_ok=True)
-        return self._folder / folder / f"{name}.new"
+
+def _say(why: Exception) -> None:
+    say_once(f"allocations are not recorded: {type(why).__name__}: {why}", log=_log)
