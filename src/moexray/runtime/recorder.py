@@ -76,7 +76,9 @@ _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
 class Ring:
-    """The writer. Threads may share it (a lock is held for the write); a forked child gets a ring of its own.
+    """The writer. Threads may share it (a lock is held for the write).
+
+    A forked child gets a ring of its own with its first record, gauge or failure.
 
     Args:
         sites: Routers, in the order of their numbers; empty for a ring of steps only.
@@ -114,7 +116,7 @@ class Ring:
         experts = max((s.experts for s in sites), default=0)
         self.layout = Layout.within(len(self.sites), experts, ids, max_bytes)
         self._folder = folder
-        self._lock = threading.Lock()
+        self._lock, self._forked = threading.Lock(), False
         self._open_file()
         _open.add(self)
 
@@ -139,6 +141,8 @@ class Ring:
             ids = ids.reshape(-1)
             counts, pairs = _counts(ids, self._experts), ids.size
         with self._lock:
+            if self._forked:
+                self._open_own()
             number = self._n
             at = number % self._slots
             _PACK.pack_into(
@@ -159,6 +163,8 @@ class Ring:
     ) -> None:  # fmt: skip
         """As `write`, where the pairs per expert were counted elsewhere (int64 [experts])."""
         with self._lock:
+            if self._forked:
+                self._open_own()
             number, at = self._n, self._n % self._slots
             _PACK.pack_into(
                 self._memory, self._first + at * self._size, number, step, t0_ns, t1_ns, stream, graph,
@@ -184,6 +190,8 @@ class Ring:
                 the model's own work has driven out of the caches. Where all ids are lists, without numpy.
         """
         with self._lock:
+            if self._forked:
+                self._open_own()
             if calls:
                 few = all(isinstance(call[3], list) for call in calls)
                 (self._put_few if few else self._put_calls)(step, calls)
@@ -257,18 +265,36 @@ class Ring:
 
     def gauge(self, **values: float) -> None:
         """Sets gauges by name; others are left out."""
+        if self._forked:
+            with self._lock:
+                self._open_own()
         for name, value in values.items():
             if name in self.gauges:
                 self._values[self.gauges.index(name)] = value
 
     def failed(self) -> None:
         """Counts a call that could not be recorded."""
+        if self._forked:
+            with self._lock:
+                self._open_own()
         self._live[_FAILURES] += 1
 
     def close(self) -> None:
         """Says that no more will come; the file stays for its readers. Safe twice."""
-        self._live[_CLOSED] = 1
+        if not self._forked:  # else it is still the parent's
+            self._live[_CLOSED] = 1
         _open.discard(self)
+
+    def _open_own(self) -> None:
+        """In a forked child, before it writes: a file of its own, or none where there is no space."""
+        if not self._forked:  # another thread was faster
+            return
+        try:
+            self._open_file()
+        except (OSError, UsageError):
+            self._memory = mmap.mmap(-1, self.layout.size)  # private memory that nobody reads
+            self._map()
+        self._forked = False
 
     def _open_file(self) -> None:
         folder, layout = ring_folder(self._folder, make=True), self.layout
@@ -346,14 +372,10 @@ def _sweep(folder: Path) -> None:
 
 
 def _after_fork() -> None:
-    """A child would be a second writer: it gets a file of its own, or stops where there is no space."""
+    """A child would be a second writer: it opens a file of its own, but only once it writes."""
     for ring in list(_open):
         ring._lock = threading.Lock()  # noqa: SLF001 - this module's own class; the parent may have held it
-        try:
-            ring._open_file()  # noqa: SLF001
-        except (OSError, UsageError):
-            ring._memory = mmap.mmap(-1, ring.layout.size)  # noqa: SLF001 - private memory that nobody reads
-            ring._map()  # noqa: SLF001
+        ring._forked = True  # noqa: SLF001
 
 
 os.register_at_fork(after_in_child=_after_fork)
