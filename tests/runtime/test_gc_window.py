@@ -106,6 +106,31 @@ def test_a_second_window_does_nothing(caplog):
     assert "a second one does nothing" in caplog.text
 
 
+def test_what_the_host_sets_inside_stays(state):
+    try:
+        with GcWindow():
+            gc.set_threshold(5000, 1, 1)
+            gc.disable()
+        assert (gc.get_threshold(), gc.isenabled()) == ((5000, 1, 1), False)
+    finally:
+        gc.set_threshold(*state[1])
+        gc.enable()
+
+
+def test_a_refused_window_can_be_attached_once_the_first_is_closed(monkeypatch):
+    one, two = GcWindow().attach(), GcWindow().attach()
+    assert (one.attached, two.attached) == (True, False)
+    one.detach()
+    assert two.attach().attached
+    assert two.figures().frozen > 1000
+    two.detach()
+    guards.switch("gc-window", on=False)
+    assert not one.attach().attached
+    guards.switch("gc-window", on=True)
+    assert one.attach().attached
+    one.detach()
+
+
 def test_safe_twice_and_switched_off(monkeypatch):
     window = GcWindow().attach().attach()
     window.detach()

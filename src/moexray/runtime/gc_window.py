@@ -12,8 +12,9 @@ model. In a window the objects of start-up are frozen (never walked), and collec
             run_batch()
             window.between()
 
-Detaching puts back thresholds and switch. Objects that the host froze itself stay frozen: then nothing of
-ours is frozen, or unfrozen. One window at a time in a process; a second one does nothing and says so.
+Detaching puts back the thresholds, unless the host has set others meanwhile; the switch is never touched.
+Objects that the host froze itself stay frozen: then nothing of ours is frozen, or unfrozen. One window at a
+time in a process; a second one does nothing and says so, and may be attached once the first is closed.
 """
 
 from __future__ import annotations
@@ -85,9 +86,18 @@ class GcWindow:
         self._asking = False
 
     def attach(self) -> Self:
-        """Opens the window: one full collection, then the freeze."""
-        self._handle.attach()
+        """Opens the window: one full collection, then the freeze. `attached` tells whether it is open."""
+        if self.guard.on:
+            try:
+                self._handle.attach()
+            except UsageError as why:
+                say_once(str(why), log=_log)
         return self
+
+    @property
+    def attached(self) -> bool:
+        """Whether this window is the one in force."""
+        return self._handle.attached
 
     def detach(self) -> None:
         """Closes it and puts everything back; safe twice."""
@@ -118,14 +128,10 @@ class GcWindow:
         )
 
     def _install(self, handle: Handle) -> None:
-        if not self.guard.on:
-            return
         if _windows:
-            say_once("a garbage-collector window is open already; a second one does nothing", log=_log)
-            return
+            raise UsageError("a garbage-collector window is open already; a second one does nothing")
         gc.collect()
-        thresholds, was_on, frozen_before = gc.get_threshold(), gc.isenabled(), gc.get_freeze_count()
-        handle.on_detach(lambda: gc.set_threshold(*thresholds))
+        frozen_before = gc.get_freeze_count()
         _windows.append(self)
         handle.on_detach(_windows.clear)
         if not frozen_before:
@@ -134,9 +140,11 @@ class GcWindow:
             handle.on_detach(self._thaw)
         gc.callbacks.append(self._watch)
         handle.on_detach(lambda: gc.callbacks.remove(self._watch))
-        handle.on_detach(lambda: gc.enable() if was_on else gc.disable())
-        if thresholds[0]:  # 0: the host wants no collection that is not asked for
-            gc.set_threshold(max(self.valve, 1), *thresholds[1:])
+        before = gc.get_threshold()
+        if before[0]:  # 0: the host wants no collection that is not asked for
+            gc.set_threshold(max(self.valve, 1), *before[1:])
+            ours = gc.get_threshold()
+            handle.on_detach(lambda: gc.set_threshold(*before) if gc.get_threshold() == ours else None)
 
     def _thaw(self) -> None:
         if gc.get_freeze_count() > self._frozen:
