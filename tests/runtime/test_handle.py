@@ -6,6 +6,7 @@ import pytest
 
 from moexray.core.errors import UsageError
 from moexray.runtime import guard as guards
+from moexray.runtime import handle as layers
 from moexray.runtime.handle import Handle
 
 
@@ -187,3 +188,54 @@ def test_a_handle_over_somebody_elses_patch_puts_theirs_back():
     assert engine.forward(0) == (0, "theirs", "b")
     over.detach()
     assert engine.forward is theirs
+
+
+def test_a_covered_handle_is_not_attached_again_until_theirs_is_gone():
+    engine, undone = Engine(), []
+
+    def install(handle):
+        wrap(handle, engine, "forward", "ours")
+        handle.on_detach(lambda: undone.append(1))
+
+    handle = Handle("router", install).attach()
+    ours = engine.forward
+    engine.forward = lambda x: (*ours(x), "theirs")
+    handle.detach()
+    with pytest.raises(UsageError, match=r"router: .*Engine\.forward"):
+        handle.attach()
+    assert not handle.attached
+    assert engine.forward(0) == (0, "theirs")
+    engine.forward = ours  # they detach
+    assert handle.attach().attached
+    assert engine.forward(0) == (0, "ours")  # once
+    handle.detach()
+    assert vars(engine) == {}
+    assert undone == [1, 1]
+
+
+class Locked(dict):
+    """Refuses changes for a while."""
+
+    locked = False
+
+    def __setitem__(self, key, value):
+        if self.locked:
+            raise PermissionError("locked")
+        super().__setitem__(key, value)
+
+
+def test_what_cannot_be_put_back_is_tried_again(caplog):
+    table = Locked(a=[1])
+    raw = table["a"]
+    under = Handle("x", lambda h: h.replace_item(table, "a", "ours")).attach()
+    table.locked = True
+    under.detach()
+    assert under.covered == ("Locked['a']",)
+    assert "could not be undone: PermissionError" in caplog.text
+    table.locked = False
+    over = Handle("y", lambda h: h.replace_item(table, "a", "over")).attach()
+    under.detach()
+    assert under.covered == ()
+    over.detach()
+    assert table["a"] is raw
+    assert not [layer for layer in layers._layers if layer.owner is table]

@@ -4,7 +4,8 @@ Several handles may replace the same attribute, and may be detached in any order
 what it found: the host's own object once no other handle is left. One from below leaves the attribute
 alone and hands what it found to the one above, which puts that back in its turn. Its replacement may be
 called by those above until then, so a replacement asks `handle.attached` and, if not, only passes on.
-Where somebody else has replaced ours, theirs stays, that is said once, and the next `detach()` tries again.
+Where somebody else has replaced ours, theirs stays, that is said once, and the next `detach()` tries again;
+until it succeeds the handle is not attached anew: the replacement below would run a second time.
 """
 
 from __future__ import annotations
@@ -86,13 +87,24 @@ class Handle:
 
     @property
     def covered(self) -> tuple[str, ...]:
-        """Replacements left in place because somebody else's lies on top; they pass on."""
+        """Replacements left in place, passing on: somebody else's lies on top, or putting back failed."""
         return () if self._attached else tuple(str(x) for x in self._undo)
 
     def attach(self) -> Self:
-        """Puts the remedy in; nothing happens where it is in already."""
+        """Puts the remedy in; nothing happens where it is in already.
+
+        Raises:
+            UsageError: replacements of an earlier time are still in place (`covered`).
+            Exception: what installing raised; then nothing is replaced.
+        """
         with _lock:
             if not self._attached:
+                self._take_out()
+                if self._undo:
+                    raise UsageError(
+                        f"{self.name}: ours still lies below somebody else's at {', '.join(self.covered)}",
+                        hint="attach again once theirs is gone",
+                    )
                 try:
                     self._install(self)
                 except BaseException:
@@ -167,6 +179,8 @@ class Handle:
                         log=_log,
                     )
             except Exception as why:  # noqa: BLE001 - the other entries are still to be put back
+                if isinstance(entry, _Layer):  # still there: the next detach tries again
+                    kept.append(entry)
                 say_once(f"{self.name}: {entry} could not be undone: {type(why).__name__}: {why}", log=_log)
         self._undo = kept[::-1]
 
