@@ -61,7 +61,9 @@ def test_a_history_of_ours_is_dumped_and_is_over_at_the_end(tmp_path, gpu):
     allocations.end()
     allocations.begin()
     assert (gpu.entries, gpu.exits, gpu.dumps) == (0, [], 2)
-    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")] == [Path("memory/snapshot_rank0_1.pickle")]
+    assert [path.relative_to(tmp_path) for path in tmp_path.rglob("*.*")] == [
+        Path("memory/snapshot_rank0_1.pickle")
+    ]
     assert pickle.loads((tmp_path / "memory/snapshot_rank0_1.pickle").read_bytes()) == 2
 
 
