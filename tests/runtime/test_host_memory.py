@@ -51,6 +51,13 @@ def test_plain_memory_of_an_arena_is_asked_for_too():
     assert Arena(1 << 20, spill=False).allocate(3 * GIB) is None
 
 
+@pytest.mark.usefixtures("_two_gib")
+def test_plain_memory_of_an_arena_of_tensors_is_asked_for_too():
+    pytest.importorskip("torch")
+    with pytest.raises(UsageError, match="memory is short"):
+        Arena(Memory.take(1 << 20, device="cpu")).allocate(3 * GIB)
+
+
 def test_little_is_not_asked_for(monkeypatch):
     monkeypatch.setattr(host_memory, "available_bytes", lambda: 0)
     assert host_memory.shortage(1 << 20) == ""

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, invariant, rule
 
@@ -277,6 +277,110 @@ def test_blocks_for_long():
     machine.settings = settings(max_examples=400, stateful_step_count=60, deadline=None,
                                 suppress_health_check=[HealthCheck.too_slow])
     machine().runTest()
+
+
+# ---- moves that raise
+
+
+def check(arena, alive):
+    """Each block alive has its bytes, none overlap, and policy and blocks agree."""
+    for block, value in alive:
+        assert value_of(block) == value
+    inside = [b for b, _ in alive if b.offset is not None]
+    spans = sorted((b.offset, b.offset + b.given) for b in inside)
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    assert {b.offset: b.given for b in inside} == arena._policy.used
+    assert set(arena._blocks) == {b.offset for b in inside}
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    policy=st.sampled_from(USABLE), interrupt=st.booleans(), data=st.data(),
+    steps=st.lists(st.tuples(st.sampled_from("aaaffc"), st.integers(1, 6 * PAGE), st.booleans()), max_size=60),
+)  # fmt: skip
+def test_a_move_that_raises_costs_nothing(policy, interrupt, data, steps):
+    arena, alive, error = Arena(20 * PAGE, policy=policy), [], None
+    arena.guard.patience = 1 << 30
+    move = arena.memory.move
+
+    def broken(source, target, size):
+        if error and data.draw(st.booleans()):
+            if target + size <= source:  # apart: some of it may be written by then
+                arena.memory.raw[target : target + size // 2] = 255
+            raise error("no scratch")
+        move(source, target, size)
+
+    arena.memory.move = broken
+    for number, (what, size, fails) in enumerate(steps):
+        error = (KeyboardInterrupt if interrupt else MemoryError) if fails else None
+        try:
+            if what == "a":
+                alive.append((filled(arena, size, number), number))
+            elif what == "c":
+                arena.compact()
+            elif alive:
+                arena.free(alive.pop(size % len(alive))[0])
+        except KeyboardInterrupt:
+            assert interrupt
+        check(arena, alive)
+    error = None
+    arena.compact()
+    check(arena, alive)
+    for block, _ in alive:
+        arena.free(block)
+    assert arena.figures().used_bytes == 0
+    assert arena.figures().largest_free_bytes >= 16 * PAGE
+
+
+def test_a_move_that_tore_a_block_takes_the_arena_out_of_use(monkeypatch):
+    torch = pytest.importorskip("torch")
+    monkeypatch.setattr(memories, "SCRATCH_BYTES", 100)
+    memory = Memory.take(8 * PAGE, device="cpu")
+    memory._bytes = None  # as on a device
+    arena = Arena(memory, policy="first-fit", spill=False)
+    first, torn, whole = filled(arena, PAGE, 1), filled(arena, 3 * PAGE, 2), filled(arena, PAGE, 3)
+    arena.free(first)
+    copies = []
+
+    class Broken(torch.Tensor):
+        def copy_(self, other):
+            copies.append(1)
+            if len(copies) == 3:
+                raise RuntimeError("device fault")
+            return super().copy_(other)
+
+    memory._scratch = memory._scratch.as_subclass(Broken)
+    assert arena.compact() == 0
+    assert "device fault" in arena.fault
+    with pytest.raises(UsageError, match="out of use"), torn:
+        pass
+    assert value_of(whole) == 3
+    arena.free(torn)
+    assert arena.allocate(PAGE).offset is None  # plain, although there is room
+    assert arena.compact() == 0
+    assert value_of(whole) == 3
+    arena.free(whole)
+
+
+def test_moves_on_a_device_take_no_memory():
+    pytest.importorskip("torch")
+    memory = Memory.take(8 * PAGE, device="cpu")
+    memory._bytes = None  # as on a device
+    arena = Arena(memory, policy="first-fit")
+    scratch = memory._scratch.data_ptr()
+    kept = checkered(arena)
+    assert arena.compact() > 0
+    assert memory._scratch.data_ptr() == scratch
+    assert [value_of(b) for b in kept] == [1, 3, 5, 7]
+
+
+def test_switched_off_nothing_is_compacted():
+    arena = Arena(8 * PAGE)
+    checkered(arena)
+    guards.switch("arena", on=False)
+    assert arena.compact() == 0
+    guards.switch("arena", on=True)
+    assert arena.compact() > 0
 
 
 @pytest.mark.parametrize("size", [float("nan"), 1.5, "3", None, 0, -1])

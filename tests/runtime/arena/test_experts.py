@@ -114,7 +114,10 @@ def test_an_arena_too_small_is_told_and_left_as_it_was():
     assert arena.figures().used_bytes == 0
     slots = make(4, arena=arena)
     slots.close()
+    slots.close()
     assert arena.figures().used_bytes == 0
+    use(slots, 1)  # plain memory from then on
+    assert slots.figures().plain == 1
 
 
 def test_compaction_leaves_slots_alone():

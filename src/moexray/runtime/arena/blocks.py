@@ -7,12 +7,17 @@ neighbours that opens a hole large enough, else all that are not pinned. It is d
 fits afterwards.
 
 A request that does not fit gets plain memory of its own (`spill`), counted; so does every request while
-the arena is switched off. Threads may share an arena; its lock is held while blocks move. A device's views
-must be used on one stream (untested on a GPU).
+the arena is switched off. A move that raises costs nothing but the request's place. Only where it tore the
+bytes of a block (on a device, half way through a move onto itself) that block is lost and the arena is out
+of use: `fault` says why, nothing is placed or moved any more, its other blocks stay.
+
+Threads may share an arena; its lock is held while blocks move. A device's views must be used on one stream
+(untested on a GPU).
 """
 
 from __future__ import annotations
 
+import logging
 import operator
 import threading
 from dataclasses import dataclass
@@ -23,7 +28,7 @@ from moexray.algorithms.policies import POLICIES, Buddy, Segregated
 from moexray.core.errors import UsageError
 from moexray.runtime.arena.memory import Memory
 from moexray.runtime.buffers import ALIGNMENT
-from moexray.runtime.guard import Guard
+from moexray.runtime.guard import Guard, say_once
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -31,6 +36,8 @@ if TYPE_CHECKING:
     from moexray.algorithms.policies import Policy
 
 __all__ = ["Arena", "ArenaFigures", "Block"]
+
+_log = logging.getLogger(__name__)
 
 USABLE = ("tlsf", "first-fit", "next-fit", "best-fit", "worst-fit", "buddy", "segregated")
 
@@ -67,14 +74,18 @@ class Block:
 
     Attributes:
         size: Bytes asked for.
+        given: Bytes that the policy gave; 0 for plain memory.
         offset: Where it lies now, bytes from the start of the arena.
         pins: How many `with` are open.
     """
 
-    __slots__ = ("_memory", "_view", "arena", "offset", "pins", "size")
+    __slots__ = ("_memory", "_view", "arena", "given", "offset", "pins", "size")
 
-    def __init__(self, arena: Arena, size: int, offset: int | None, memory: Memory) -> None:
-        self.arena, self.size, self.offset, self._memory = arena, size, offset, memory
+    def __init__(
+        self, arena: Arena, size: int, offset: int | None, memory: Memory, *, given: int = 0
+    ) -> None:  # fmt: skip
+        self.arena, self.size, self.offset, self.given = arena, size, offset, given
+        self._memory: Memory | None = memory
         self.pins = 0
         self._view: Any = None
 
@@ -82,6 +93,8 @@ class Block:
         with self.arena.lock:
             if self.size == 0:
                 raise UsageError("the block has been freed")
+            if self._memory is None:
+                raise UsageError(self.arena.fault, hint="free this block; what it held must be made again")
             self.pins += 1
             if self._view is None:
                 self._view = self._memory.view(self.offset or 0, self.size)
@@ -96,6 +109,10 @@ class Block:
     def moved(self, offset: int) -> None:
         """Notes its new place."""
         self.offset, self._view = offset, None
+
+    def lost(self) -> None:
+        """Notes that its bytes are gone."""
+        self._memory = self._view = None
 
     def end(self) -> None:
         """Notes that it is freed."""
@@ -113,6 +130,9 @@ class Arena:
         spill: What does not fit gets plain memory; else `allocate` gives None.
         name: For the kill switch.
 
+    Attributes:
+        fault: Why the arena is out of use; empty while it is not.
+
     Raises:
         UsageError: unknown policy, an alignment that is no power of two or that the memory does not have.
     """
@@ -126,13 +146,15 @@ class Arena:
         self.memory = memory if isinstance(memory, Memory) else Memory.take(memory, alignment=alignment)
         if self.memory.address % alignment:
             raise UsageError(f"the memory does not lie at a multiple of {alignment} bytes")
+        self.memory.ready()
         self.alignment, self.compacting, self.spill = alignment, compacting, spill
         self.capacity = self.memory.size // alignment * alignment
         self.guard = Guard(name)
         self.lock = threading.RLock()
         self._policy: Policy = POLICIES[policy](self.capacity, alignment)
         self._blocks: dict[int, Block] = {}  # offset -> block
-        self._requests = self._plain = self._compactions = self._moved = self._peak = 0
+        self.fault = ""
+        self._requests = self._plain = self._compactions = self._moved = self._peak = self._high = 0
 
     # ---- what a caller needs
 
@@ -151,7 +173,7 @@ class Arena:
         with self.lock:
             self._requests += 1
             block = self.guard.run(self._place, self._nothing, size)
-            if block is None and (self.spill or not self.guard.on):
+            if block is None and (self.spill or self.fault or not self.guard.on):
                 block = Block(self, size, None, self.memory.alike(size, self.alignment))
                 self._plain += 1
             return block
@@ -173,14 +195,12 @@ class Arena:
             block.end()
 
     def compact(self) -> int:
-        """Slides all blocks that are not pinned to the lowest addresses; the bytes that were moved."""
+        """Slides all blocks that are not pinned to the lowest addresses; the bytes that were moved.
+
+        Switched off, or where a move raises, 0.
+        """
         with self.lock:
-            before = self._moved
-            rows = self._rows()
-            plan, _ = self._slid(rows, 0, len(rows))
-            self._policy = self._with(plan)
-            self._move(plan)
-            return self._moved - before
+            return self.guard.run(self._compact, lambda: 0)
 
     def figures(self) -> ArenaFigures:
         """The counters, taken together."""
@@ -188,7 +208,7 @@ class Arena:
             given = self._policy.given
             return ArenaFigures(
                 self._requests, self._plain, self._compactions, self._moved, given, self._peak,
-                self._policy.high_water, self.capacity - given, self._policy.largest_free(),
+                max(self._high, self._policy.high_water), self.capacity - given, self._policy.largest_free(),
             )  # fmt: skip
 
     # ---- placing
@@ -199,16 +219,37 @@ class Arena:
         return None
 
     def _place(self, size: int) -> Block | None:
-        offset = self._policy.allocate(size)
-        if offset is None and self.compacting and size <= self.capacity - self._policy.given:
-            offset = self._make_room(size)
-        if offset is None:
+        if self.fault:
             return None
-        block = self._blocks[offset] = Block(self, size, offset, self.memory)
-        self._peak = max(self._peak, self._policy.given)
+        try:
+            offset = self._policy.allocate(size)
+            if offset is None and self.compacting and size <= self.capacity - self._policy.given:
+                offset = self._make_room(size)
+            if offset is None:
+                return None
+            block = Block(self, size, offset, self.memory, given=self._policy.used[offset])
+            self._peak = max(self._peak, self._policy.given)
+            self._blocks[offset] = block
+        except BaseException:
+            self._policy = self._rebuilt({})
+            raise
         return block
 
     # ---- moving
+
+    def _compact(self) -> int:
+        if self.fault:
+            return 0
+        before = self._moved
+        rows = self._rows()
+        plan, _ = self._slid(rows, 0, len(rows))
+        try:
+            self._policy = self._with(plan)
+            self._move(plan)
+        except BaseException:
+            self._policy = self._rebuilt({})
+            raise
+        return self._moved - before
 
     def _make_room(self, size: int) -> int | None:
         """Moves the cheapest run of blocks that lets the request fit, else all; where it then lies."""
@@ -239,9 +280,6 @@ class Arena:
     def _rows(self) -> list[Block]:
         return sorted(self._blocks.values(), key=attrgetter("offset"))
 
-    def _given(self, block: Block) -> int:
-        return self._policy.used[_at(block)]
-
     def _cheapest(self, rows: list[Block], size: int) -> tuple[int, int]:
         """The run of rows with the fewest bytes whose gaps, the one behind it included, make `size`."""
         best, found = self.capacity + 1, (0, 0)
@@ -254,25 +292,25 @@ class Arena:
                     best, found = cost, (first, i)
                 if first == i:
                     break
-                before = _at(rows[first - 1]) + self._given(rows[first - 1]) if first else 0
+                before = _at(rows[first - 1]) + rows[first - 1].given if first else 0
                 gaps -= _at(rows[first]) - before
-                cost -= self._given(rows[first])
+                cost -= rows[first].given
                 first += 1
             if i == len(rows):
                 break
-            end = at + self._given(rows[i])
+            end = at + rows[i].given
             if rows[i].pins:  # nothing slides across it
                 first, gaps, cost = i + 1, 0, 0
             else:
-                cost += self._given(rows[i])
+                cost += rows[i].given
         return found
 
     def _slid(self, rows: list[Block], first: int, stop: int) -> tuple[list[tuple[Block, int]], int]:
         """(block, new offset) of the rows first .. stop - 1 that move, all downwards; where the last ends."""
         plan = []
-        end = _at(rows[first - 1]) + self._given(rows[first - 1]) if first else 0
+        end = _at(rows[first - 1]) + rows[first - 1].given if first else 0
         for block in rows[first:stop]:
-            given, at = self._given(block), _at(block)
+            given, at = block.given, _at(block)
             if not block.pins:
                 step = given if isinstance(self._policy, Buddy) else self.alignment
                 to = -(-end // step) * step
@@ -285,26 +323,45 @@ class Arena:
     def _with(self, plan: list[tuple[Block, int]]) -> Policy:
         """The policy with the blocks where the plan puts them: changed, or a new one where cells must go."""
         moves = [(_at(block), to) for block, to in plan]
-        if not isinstance(self._policy, Segregated):
-            _shift(self._policy, moves)
-            return self._policy
+        if isinstance(self._policy, Segregated):
+            return self._rebuilt(dict(moves))
+        _shift(self._policy, moves)
+        return self._policy
+
+    def _rebuilt(self, goes: dict[int, int]) -> Policy:
+        """A new policy with the blocks where they lie, or go (old offset -> new)."""
+        self._high = max(self._high, self._policy.high_water)
         policy = type(self._policy)(self.capacity, self.alignment)
-        goes = dict(moves)
-        for offset, given in sorted((goes.get(at, at), given) for at, given in self._policy.used.items()):
+        # a fault may have left a block in two places of the table: only its own offset counts
+        self._blocks = {_at(block): block for block in self._blocks.values()}
+        for offset, given in sorted((goes.get(at, at), block.given) for at, block in self._blocks.items()):
             policy.claim(offset, given)
         return policy
 
     def _move(self, plan: list[tuple[Block, int]]) -> None:
-        """Carries a plan out, lowest block first: each lands on bytes that are free by then."""
+        """Carries a plan out, lowest block first: each lands on bytes that are free by then.
+
+        Each move is noted at once, so that a fault at any point leaves every block at whole bytes.
+        """
         for block, to in plan:
-            self.memory.move(_at(block), to, block.size)
+            at = _at(block)
+            try:
+                self.memory.move(at, to, block.size)
+                self._blocks[to] = block
+                block.moved(to)
+            except BaseException as why:
+                if self.memory.torn:
+                    block.lost()
+                    self.fault = (
+                        f"a move failed half way ({type(why).__name__}: {why}): the bytes of a block of "
+                        f"{block.size} are lost, and arena {self.guard.name} is out of use"
+                    )
+                    say_once(self.fault, log=_log)
+                raise
+            self.memory.torn = False
+            del self._blocks[at]
             self._moved += block.size
-        for block, _ in plan:
-            del self._blocks[_at(block)]
-        for block, to in plan:
-            block.moved(to)
-            self._blocks[to] = block
-        self._compactions += bool(plan)
+            self._compactions += block is plan[0][0]
 
 
 def _shift(policy: Policy, moves: list[tuple[int, int]]) -> None:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
     from types import TracebackType
 
-    from moexray.runtime.arena.blocks import Arena
+    from moexray.runtime.arena.blocks import Arena, Block
 
 __all__ = ["ExpertFigures", "ExpertSlots"]
 
@@ -94,7 +94,8 @@ class ExpertSlots:
                              hint=f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
         self.slot_bytes = slot_bytes
         self.guard = Guard(name)
-        self._arena, self._block = arena, block
+        self._arena = arena
+        self._block: Block | None = block
         self._lock = threading.RLock()
         view = block.__enter__()
         starts = range(0, slots * step, step)
@@ -109,7 +110,8 @@ class ExpertSlots:
         Args:
             key: Of the expert, e.g. (layer, expert).
             fill: Called with the bytes where the expert is not resident. What it raises comes out here,
-                and the slot stays free.
+                and the slot stays free. It runs under the lock of the slots: a load from disk lets every
+                other lease wait, those of resident experts too.
         """
         with self._lock:
             slot = self.guard.run(self._place, self._own, key)
@@ -161,7 +163,7 @@ class ExpertSlots:
             return ExpertFigures(self._hits, self._misses, self._evictions, self._plain, len(self._resident))
 
     def close(self) -> None:
-        """Gives the slots back to the arena.
+        """Gives the slots back to the arena; leases get plain memory from then on. Safe twice.
 
         Raises:
             UsageError: an expert is leased.
@@ -171,8 +173,10 @@ class ExpertSlots:
                 raise UsageError("an expert is still leased", hint="close after its `with`")
             self._resident.clear()
             self._free.clear()
-            self._block.__exit__(None, None, None)
-            self._arena.free(self._block)
+            block, self._block = self._block, None
+            if block is not None:
+                block.__exit__(None, None, None)
+                self._arena.free(block)
 
     def _place(self, key: Hashable) -> _Slot:
         """The expert's slot, or one to fill for it."""

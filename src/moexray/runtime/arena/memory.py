@@ -32,6 +32,10 @@ class Memory:
         raw: uint8, one dimension, dense: an array, or a tensor on any device.
         keep: What must live as long as the bytes.
 
+    Attributes:
+        torn: A move onto itself has begun and its caller has not yet noted (by False) that the bytes lie
+            at the new place: were it to end here, they would be lost.
+
     Raises:
         UsageError: raw is something else.
     """
@@ -45,6 +49,7 @@ class Memory:
         self.device: Any = None if isinstance(raw, np.ndarray) else raw.device
         self._bytes: memoryview | None = None
         self._scratch: Any = None
+        self.torn = False
         if isinstance(raw, np.ndarray):
             self._bytes, self.address = raw.data, int(raw.ctypes.data)
         else:
@@ -90,28 +95,35 @@ class Memory:
 
     def alike(self, size: int, alignment: int) -> Memory:
         """Plain memory of the same kind, in nobody's pool."""
-        if self.device is None:
-            return Memory.take(size, alignment=alignment)
+        if self.device is None or self.device.type == "cpu":
+            return Memory.take(size, device=self.device, alignment=alignment)
         return Memory(aligned_empty(size, self.raw.dtype, device=self.device, alignment=alignment))
 
     def view(self, offset: int, size: int) -> Any:
         """uint8 [size], the bytes themselves."""
         return self.raw[offset : offset + size]
 
+    def ready(self) -> None:
+        """Takes what moves need, so that none fails for memory later."""
+        if self._bytes is None and self._scratch is None:
+            import torch
+
+            with torch.inference_mode(mode=False):
+                self._scratch = self.raw.new_empty(min(SCRATCH_BYTES, self.size))
+
     def move(self, source: int, target: int, size: int) -> None:
-        """Copies bytes downwards or apart; source and target may overlap if target <= source."""
+        """Copies bytes downwards or apart; source and target may overlap if target <= source. See `torn`."""
+        overlap = target + size > source and target < source + size
         if self._bytes is not None:
+            self.torn = overlap
             self._bytes[target : target + size] = self._bytes[source : source + size]  # memmove
             return
-        for at, many in _chunks(size, SCRATCH_BYTES):
-            scratch = self._scratch_for(many)
+        self.ready()
+        for at, many in _chunks(size, len(self._scratch)):
+            scratch = self._scratch[:many]
             scratch.copy_(self.raw[source + at : source + at + many])
+            self.torn = overlap
             self.raw[target + at : target + at + many].copy_(scratch)
-
-    def _scratch_for(self, size: int) -> Any:
-        if self._scratch is None:
-            self._scratch = self.raw.new_empty(min(SCRATCH_BYTES, self.size))
-        return self._scratch[:size]
 
 
 def _chunks(size: int, step: int) -> Iterator[tuple[int, int]]:
