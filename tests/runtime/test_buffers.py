@@ -119,6 +119,40 @@ def test_what_autograd_keeps_is_not_reused(torch):
     assert weight.grad.tolist() == [3.0] * 16
 
 
+def test_a_storage_that_is_held_is_in_use(torch):
+    pool = BufferPool()
+    x = pool.empty(4 * KIB, torch.uint8).fill_(7)
+    address = x.data_ptr()
+    storage = x.untyped_storage()
+    del x
+    y = pool.empty(4 * KIB, torch.uint8)
+    assert y.data_ptr() != address
+    del storage
+    assert pool.empty(4 * KIB, torch.uint8).data_ptr() == address
+
+
+@pytest.mark.parametrize("how", ["resize_", "out="])
+@pytest.mark.parametrize("role", ["", "hidden"])
+def test_a_buffer_whose_memory_was_swapped_serves_no_more(torch, how, role):
+    pool = BufferPool(alignment=4 * KIB)
+    for count in (16, 1000, 5000, 70_000):
+        x = pool.empty(count, torch.float32, role=role)
+        held = pool.figures().held_bytes
+        if how == "resize_":
+            x.resize_(2 * count + 4 * KIB)
+        else:
+            torch.ones(2 * count + 4 * KIB, out=x)
+        del x
+        reused = pool.figures().reused
+        y = pool.empty(count, torch.float32, role=role)
+        assert y.data_ptr() % (4 * KIB) == 0
+        assert pool.figures().reused == reused
+        assert pool.figures().held_bytes == held
+        del y
+        pool.empty(count, torch.float32, role=role)
+        assert pool.figures().reused == reused + 1
+
+
 def test_token_wise_other_token_counts_find_the_same_buffer():
     pool = BufferPool(classes=4)
     seen = set()

@@ -56,6 +56,12 @@ class Numpy:
         return sys.getrefcount(buffer.root)
 
     @staticmethod
+    def extent(root: Any) -> tuple[int, ...]:
+        """(address, bytes) where a caller could change them; numpy refuses to resize what has views."""
+        del root
+        return ()
+
+    @staticmethod
     def view(buffer: Buffer, blank: Any, shape: tuple[int, ...], strides: Any) -> Any:
         """The array or tensor over a buffer."""
         if blank.hasobject:
@@ -107,10 +113,19 @@ class Torch:
 
     @staticmethod
     def users(buffer: Buffer) -> int:
-        """References to the storage; torch has no public name for it (its own graph trees use this one)."""
+        """References to the storage, from tensors and from Python.
+
+        `tensor.untyped_storage()` may give our own root again: only Python counts that. torch has no
+        public name for the other count (its own graph trees use this one).
+        """
         import torch
 
-        return int(torch._C._storage_Use_Count(buffer.root._cdata))  # noqa: SLF001
+        return int(torch._C._storage_Use_Count(buffer.root._cdata)) + sys.getrefcount(buffer.root)  # noqa: SLF001
+
+    @staticmethod
+    def extent(root: Any) -> tuple[int, ...]:
+        """(address, bytes): `resize_` and `out=` of a view put other memory below the storage."""
+        return root.data_ptr(), root.nbytes()
 
     @staticmethod
     def view(buffer: Buffer, blank: Any, shape: tuple[int, ...], strides: Any) -> Any:
@@ -122,17 +137,22 @@ class Torch:
 class Buffer:
     """Memory of `size` bytes from the multiple of `alignment` at `start`; idle until a view is made."""
 
-    __slots__ = ("_alone", "kind", "root", "size", "start")
+    __slots__ = ("_alone", "_extent", "kind", "root", "size", "start")
 
     def __init__(self, kind: type[Numpy | Torch], size: int, device: Any, alignment: int) -> None:
         self.kind, self.size = kind, size
         self.root, address = kind.root(size + alignment - 1, device)
         self.start = -address % alignment
+        self._extent = kind.extent(self.root)
         self._alone = kind.users(self)
 
     def idle(self) -> bool:
         """Nothing but this object refers to the root."""
         return self.kind.users(self) == self._alone
+
+    def changed(self) -> bool:
+        """Its memory is not the one that it was made with: size and alignment no longer hold."""
+        return self.kind.extent(self.root) != self._extent
 
 
 def kind_of(dtype: Any, device: Any) -> type[Numpy | Torch]:

@@ -9,8 +9,9 @@ sizes: the input of expert after expert.
 Without a role sizes are rounded up to classes (token-wise: other token counts find the same buffer); with
 one the buffers of the role are as large as its largest request so far (expert-wise).
 
-Threads may share a pool: its lock is held for the search. On CUDA (untested on a GPU) a buffer serves the
-stream that it was made on; a temporary that other streams use must not come from a pool.
+Threads may share a pool: its lock is held for the search, and while a buffer is allocated. On CUDA
+(untested on a GPU) a buffer serves the stream that it was made on; a temporary that other streams use must
+not come from a pool.
 """
 
 from __future__ import annotations
@@ -212,8 +213,13 @@ class BufferPool:
         return self._own(asked, dtype, device, strides, role)
 
     def _find(self, key: Key, need: int) -> Buffer | None:
-        for buffer in self._rows.get(key, ()):
+        row = self._rows.get(key, [])
+        for at, buffer in enumerate(row):
             if buffer.size >= need and buffer.idle():
+                if buffer.changed():
+                    self._held -= buffer.size
+                    del row[at]
+                    return self._find(key, need)
                 self._reused += 1
                 return buffer
         return None
