@@ -1,6 +1,7 @@
 """The rescheduler: three samples and pending work, never a spike, never a swing, within its rate."""
 
 import random
+from itertools import groupby
 
 import pytest
 from hypothesis import given, settings
@@ -104,8 +105,49 @@ def test_a_move_that_raises_never_reaches_the_host(monkeypatch):
     for t in range(30):
         assert memory.look(100 + t, 999) == 0
     assert memory.control.guard.figures().fallbacks == 8
+    assert not memory.control.armed
     monkeypatch.setenv(guards.VARIABLE, "rescheduler")
     assert [Memory().look(100 + t, 999) for t in range(5)] == [0] * 5
+
+
+def test_one_block_that_raises_does_not_end_the_remedy():
+    memory = Memory(Options(bytes_per_s=1e9, rest_s=0))
+    move = memory.control._move
+    memory.control._move = lambda key: move(key) if key else 1 // 0
+    for t in range(9):
+        assert memory.look(100 + t, 930) == (100 if t % 3 == 2 else 0)  # and what was freed is told
+    assert memory.moved == [2, 4, 6, 8, 10, 12]
+    figures = memory.control.figures()
+    assert (figures.refused, figures.moves, figures.moved_bytes) == (1, 6, 300)
+    assert memory.control.guard.figures().fallbacks == 1
+    del memory.blocks[0]
+    memory.look(109, 930)  # a block of that key that comes later is another one
+    assert memory.control.guard.on
+
+
+def test_a_switch_breaks_the_row_of_samples():
+    memory = Memory(Options(bytes_per_s=20))
+    for uses in ([999, 999], [999, 999, 999]):  # two samples; armed
+        for t, used in enumerate(uses):
+            memory.look(100 + t, used)
+        moved = list(memory.moved)
+        guards.switch("rescheduler", on=False)
+        for t in range(30):
+            assert memory.look(110 + t, 100) == 0
+        guards.switch("rescheduler", on=True)
+        assert not memory.control.armed
+        assert memory.look(140, 999) == 0  # a single spike
+        assert memory.look(141, 0) == 0
+        assert memory.moved == moved
+    assert moved
+
+
+def test_within_one_time_of_use_the_largest_goes_first():
+    memory = Memory(blocks=0)
+    memory.blocks = {"small": Movable("small", 1, 0.0), "large": Movable("large", 80, 0.0)}
+    for t in range(3):
+        memory.look(100 + t, 930)
+    assert memory.moved == ["large"]
 
 
 def test_what_cannot_be_is_refused():
@@ -171,13 +213,17 @@ def day(seed, looks, *, moving=True):
     return out, moved, control
 
 
+def rows_above_high(uses):
+    """How often the load crossed `high` and stayed above it for three looks or more."""
+    return sum(above and len(list(row)) >= 3 for above, row in groupby(uses, lambda used: used > 920))
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_no_swing_over_a_day(seed):
     looks = 2880
     uses, moved, control = day(seed, looks)
     armings = control.figures().armings
-    assert armings > 0  # the load is high enough to need it
-    assert armings <= looks / (10 + 3)  # rest and a row of samples lie between two of them
+    assert 0 < armings <= rows_above_high(uses)  # the load is high enough to need it
     starts = [t for t in range(1, looks) if moved[t] and not moved[t - 1]]
     assert all(uses[t] > 850 for t in range(looks) if moved[t])
     assert len(starts) <= 2 * armings
@@ -189,7 +235,7 @@ def test_no_swing_over_a_day(seed):
 @pytest.mark.parametrize("seed", range(20))
 def test_no_swing_over_a_finely_sampled_day(seed):
     uses, moved, control = day(seed, 86_400)
-    assert control.figures().armings <= 86_400 / 13
+    assert 0 < control.figures().armings <= rows_above_high(uses)
     assert all(uses[t] > 850 for t in range(len(uses)) if moved[t])
 
 

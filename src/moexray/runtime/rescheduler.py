@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import UsageError
@@ -101,8 +100,9 @@ class Rescheduler:
 
     Args:
         capacity: Bytes of the memory.
-        move: Moves the block of that key; True when its bytes are free. What it raises counts as a fallback
-            of the guard; after too many the rescheduler is left alone.
+        move: Moves the block of that key; True when its bytes are free. Where it raises, that block counts
+            as refused and as a fallback of the guard, and is not tried again while it is listed; after too
+            many the rescheduler is left alone.
         options: When it acts.
         name: For the kill switch.
 
@@ -123,6 +123,7 @@ class Rescheduler:
         self._move = move
         self._row = 0  # samples above high without a break
         self._armed = False
+        self._bad: set[Hashable] = set()  # keys of blocks whose move raised
         self._rested_s = float("-inf")  # not to start before
         self._budget = 0.0  # bytes that may be moved now
         self._last_s: float | None = None
@@ -145,15 +146,16 @@ class Rescheduler:
         Returns:
             Bytes freed.
         """
-        return self.guard.run(self._look, self._nothing, now_s, used, pending, blocks)
+        return self.guard.run(self._look, self._unseen, now_s, used, pending, blocks)
 
     def figures(self) -> Figures:
         """The counters."""
         return Figures(self._looks, self._armings, self._moves, self._moved, self._refused, self._short)
 
-    @staticmethod
-    def _nothing(now_s: float, used: int, pending: bool, blocks: Iterable[Movable]) -> int:  # noqa: FBT001
+    def _unseen(self, now_s: float, used: int, pending: bool, blocks: Iterable[Movable]) -> int:  # noqa: FBT001
+        """A look while switched off, or one that failed: it breaks the row of samples."""
         del now_s, used, pending, blocks
+        self._row, self._armed = 0, False
         return 0
 
     def _look(self, now_s: float, used: int, pending: bool, blocks: Iterable[Movable]) -> int:  # noqa: FBT001
@@ -179,14 +181,18 @@ class Rescheduler:
     def _free(self, now_s: float, used: int, blocks: Iterable[Movable]) -> int:
         options = self.options
         surplus = used - int(options.low * self.capacity)
-        cold = (b for b in blocks if now_s - b.used_s >= options.cold_s and b.size >= 1)
+        listed = list(blocks)
+        self._bad &= {b.key for b in listed}
+        cold = (b for b in listed if now_s - b.used_s >= options.cold_s and b.size >= 1)
         freed = 0
-        for block in sorted(cold, key=attrgetter("priority", "used_s")):
-            if freed >= surplus:
+        for block in sorted(cold, key=lambda b: (b.priority, b.used_s, -b.size)):
+            if block.key in self._bad:
+                continue
+            if freed >= surplus or not self.guard.on:
                 return freed
             if self._budget <= 0:  # a block larger than what is left goes, and the next ones wait for it
                 return freed
-            if self._move(block.key):
+            if self._moves_away(block.key):
                 freed += block.size
                 self._budget -= block.size
                 self._moves += 1
@@ -195,3 +201,11 @@ class Rescheduler:
                 self._refused += 1
         self._short += freed < surplus
         return freed
+
+    def _moves_away(self, key: Hashable) -> bool:
+        try:
+            return self._move(key)
+        except Exception as why:  # noqa: BLE001 - the host's code; what was freed before it still counts
+            self._bad.add(key)
+            self.guard.failed(why)
+            return False
