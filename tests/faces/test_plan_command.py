@@ -138,3 +138,22 @@ def test_every_engine_gets_a_file_that_is_read_again(file, tmp_path, engine):
     assert back["mean_current"] == pytest.approx(made["mean_balancedness"])
     assert np.array_equal(np.sort(back["physical_to_logical"]), np.sort(made["physical_to_logical"]))
     assert f"written: {out}" in invoke(*words, "--for", engine, "-o", out, "--force").output
+
+
+def test_a_lost_layer_never_gets_the_plan_of_another(tmp_path):
+    (tmp_path / "a.json").write_text('{"counts": [[null, 1, 2, 3], [1, 2, 3, 4]]}')
+    words = (tmp_path / "a.json", "--slots", 6, "--gpus", 2, "-o", tmp_path / "x.json")
+    refused = invoke(*words, "--for", "vllm")
+    assert (refused.exit_code, (tmp_path / "x.json").exists()) == (2, False)
+    assert "no counts of layer 0" in refused.stderr
+    text = invoke(*words, "--for", "sglang").output
+    assert "note: layer 0: filled with the trivial layout" in text
+    rows = json.loads((tmp_path / "x.json").read_text())["physical_to_logical_map"]
+    assert rows[0] == [0, 1, 2, 3, 0, 1]
+    assert len(rows) == 2
+
+
+def test_yaml_under_another_name_is_said(file, tmp_path):
+    words = (file, "--gpus", 8, "--for", "trtllm")
+    assert "note: x.json holds YAML" in invoke(*words, "-o", tmp_path / "x.json").output
+    assert "holds YAML" not in invoke(*words, "-o", tmp_path / "x.yaml").output

@@ -1,14 +1,16 @@
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from moexray.algorithms.placement import Shape
+from moexray.core.errors import UsageError
 from moexray.core.source import Source
 from moexray.faces.cli import plan as face
 from moexray.readers.read_any import read_sources
 from moexray.whatif.placement import Layer, Options, Plan
-from moexray.whatif.placement_files import ENGINES, engine_file, handover
+from moexray.whatif.placement_files import ENGINES, engine_file, filled, handover
 
 ROWS = np.array([[0, 1, 2, 3, 0, 1], [3, 2, 1, 0, 3, 2]])
 PLAN = Plan(Shape(4, 6, 3), Options(), (Layer(1, ROWS[0]), Layer(3, ROWS[1])), 0.0, 0.0)
@@ -18,6 +20,20 @@ def test_sglang_has_a_row_for_every_layer_and_no_other_key():
     document = json.loads(engine_file(PLAN, "sglang"))
     plain = [0, 1, 2, 3, 0, 1]
     assert document == {"physical_to_logical_map": [plain, plain, plain, ROWS[1].tolist()]}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "vllm-ascend", "eplb"])
+def test_a_file_whose_rows_have_no_number_is_refused_where_a_layer_was_lost(engine):
+    with pytest.raises(UsageError, match=r"no counts of layer 0, 2, and rows") as why:
+        engine_file(PLAN, engine, (0, 2))
+    assert why.value.where == f"--for {engine}"
+    assert "sglang" in why.value.hint
+
+
+def test_what_stands_in_the_file_for_a_layer_without_counts_is_said():
+    assert filled(PLAN, "sglang") == "layer 0, 2: filled with the trivial layout (dense, or no counts of it)"
+    assert filled(PLAN, "trtllm") == "layer 0, 2: not in the file (dense, or no counts of it)"
+    assert filled(replace(PLAN, layers=(Layer(0, ROWS[0]), Layer(1, ROWS[1]))), "sglang") == ""
 
 
 def test_vllm_has_the_moe_layers():

@@ -135,3 +135,18 @@ def test_a_map_of_another_dump_is_refused():
     wide = np.array([[0, 1, 2, 3, 0, 1, 2, 3]] * 2)
     with pytest.raises(UsageError, match=r"counts of 6 physical slots, and the placement read has 8"):
         traffic(run_of(a__npz=saved(global_physical_count=physical, physical_to_logical_map=wide)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "lost"),
+    [
+        ({0: 1, 1: 1, 3: 1}, (2,)),  # between recorded ones
+        ({1: 1, 2: 1, 3: 1}, ()),  # a dense layer first
+        ({1: 1, 3: 1, 5: 1}, ()),  # every second layer is MoE
+        ({0: -1, 1: 1, 2: 1}, (0,)),  # damaged, not dense
+        ({0: 1, 1: -1, 2: 1, 3: 1}, (1,)),
+    ],
+)
+def test_a_layer_that_was_lost_is_told_from_a_dense_one(rows, lost):
+    document = {"counts": {str(y): [sign, 2, 3, 4] for y, sign in rows.items()}}
+    assert traffic(run_of(a__json=json.dumps(document).encode())).lost == lost

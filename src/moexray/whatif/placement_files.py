@@ -13,18 +13,49 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moexray.algorithms.placement import trivial
+from moexray.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from moexray.whatif.placement import Plan
 
-__all__ = ["ENGINES", "engine_file", "handover"]
+__all__ = ["ENGINES", "engine_file", "filled", "handover"]
+
+POSITIONAL = ("vllm", "vllm-ascend", "eplb")  # row i is MoE layer i of the model: no row may be missing
 
 
-def engine_file(plan: Plan, engine: str) -> str:
-    """The text of the file; `engine` is one of ENGINES."""
+def engine_file(plan: Plan, engine: str, lost: Sequence[int] = ()) -> str:
+    """The text of the file.
+
+    Args:
+        plan: What to write.
+        engine: One of ENGINES.
+        lost: Layers without counts that may be MoE layers of the model, see `Traffic.lost`.
+
+    Raises:
+        UsageError: rows of the file have no layer number, and one would stand in the place of a lost layer.
+    """
+    if lost and engine in POSITIONAL:
+        names = ", ".join(map(str, lost[:8])) + (", ..." if len(lost) > 8 else "")
+        raise UsageError(
+            f"no counts of layer {names}, and rows of this format have no layer number: the plan of a later "
+            "layer would stand in its row",
+            where=f"--for {engine}",
+            hint="record that layer, too; or --for sglang or trtllm, or none, where each layer is numbered",
+        )
     return ENGINES[engine][0](plan)
+
+
+def filled(plan: Plan, engine: str) -> str:
+    """What the file has for layers before the last one that have no counts; "" where there are none."""
+    labels = {y.layer for y in plan.layers}
+    gaps = [y for y in range(max(labels)) if y not in labels]
+    if not gaps or engine in POSITIONAL:
+        return ""
+    names = ", ".join(map(str, gaps[:8])) + (", ..." if len(gaps) > 8 else "")
+    what = "filled with the trivial layout" if engine == "sglang" else "not in the file"
+    return f"layer {names}: {what} (dense, or no counts of it)"
 
 
 def handover(plan: Plan, engine: str, path: str) -> str:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Traffic", "current_placement", "traffic"]
 
 MAX_PLAN = 1 << 27  # bytes; a plan of 100 layers of 1,024 slots is under 1 MiB
+REGULAR = 3  # layers at one distance from which on that is the build of the model
 HINT = "give counts per expert, or router choices (docs/capture.md); `moexray inspect` says what was read"
 
 
@@ -38,6 +39,7 @@ class Traffic:
         sources: Files.
         expert_bytes: Weights of one expert, where an input says it.
         notes: What was assumed, mended or left out.
+        lost: Layers without counts that are not plainly dense ones: damaged, or between recorded ones.
     """
 
     layers: tuple[int, ...]
@@ -47,6 +49,7 @@ class Traffic:
     sources: tuple[str, ...]
     expert_bytes: float | None = None
     notes: tuple[str, ...] = ()
+    lost: tuple[int, ...] = ()
 
     def steps(self, layer: int) -> np.ndarray:
         """[steps, experts] of the layer at an index, all files one after another."""
@@ -103,7 +106,7 @@ def traffic(run: Run, experts: int | None = None) -> Traffic:
     return Traffic(
         tuple(layers), count, tuple(_align(load, tokens, layers, count) for load, tokens in cubes),
         all(load.ordered for load, _ in cubes), tuple(s for load, _ in cubes for s in load.sources),
-        size, tuple(dict.fromkeys(notes)),
+        size, tuple(dict.fromkeys(notes)), _lost(layers, damaged=any(p.lost != 0 for _, p in run.problems)),
     )  # fmt: skip
 
 
@@ -162,6 +165,19 @@ def _gaps(layers: list[int], cubes: list[tuple[Load, np.ndarray]]) -> list[str]:
     if empty:
         notes.append(f"no tokens in layer {', '.join(map(str, empty[:8]))}: the trivial layout is kept")
     return notes
+
+
+def _lost(layers: list[int], *, damaged: bool) -> tuple[int, ...]:
+    """Layers below the last recorded one whose plan is missing, where they may be MoE layers.
+
+    A model may begin with dense layers, or have one MoE layer in every two or more; anything else, and
+    any gap of a record that is damaged, may be a layer that was lost.
+    """
+    gaps = sorted(set(range(layers[-1])) - set(layers))
+    if damaged or layers[0] < 0:
+        return tuple(gaps) if layers[0] >= 0 else ()
+    interleaved = len(layers) >= REGULAR and len(set(np.diff(layers).tolist())) == 1
+    return () if interleaved else tuple(y for y in gaps if y > layers[0])
 
 
 def _align(load: Load, tokens: np.ndarray, layers: list[int], experts: int) -> np.ndarray:

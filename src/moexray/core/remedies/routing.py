@@ -30,7 +30,8 @@ REMEDIES: tuple[Remedy, ...] = (
         needs="A transformers model in this process, of a release and router family that were tested: the "
         "handle's reason says if not. On a GPU capacity:mode=reroute is refused, it serves on the host.",
         verify="First on recorded scores: moexray whatif routing PATH --policy bias:rate=0.02. Then "
-        "effects() of the handle (flips), and balancedness over windows with the policy and with plain in turn.",
+        "effects() of the handle (flips), and balancedness over windows with the policy and with plain in "
+        "turn.",
     ),
     Remedy(
         "rebalance-now",

@@ -68,7 +68,7 @@ def command(paths: tuple[str, ...], output: Path | None, form: str, **options: A
         paid = _payback(made, seen, options)
         document = _document(seen, made, paid, options)
         if output:
-            _write(output, made, document, options)
+            _write(output, (seen, made), document, options)
     if form == "json":
         say(json_text(document, indent=None))
     else:
@@ -162,11 +162,13 @@ def _layer(y: Layer) -> dict[str, Any]:
     return {"layer": y.layer, **scores, "current": y.before}
 
 
-def _write(output: Path, made: Plan, document: dict[str, Any], options: dict[str, Any]) -> None:
+def _write(
+    output: Path, found: tuple[Traffic, Plan], document: dict[str, Any], options: dict[str, Any]
+) -> None:
     from moexray.whatif.placement_files import engine_file
 
-    engine = options["engine"]
-    text = engine_file(made, engine) if engine else json_text(document, indent=None) + "\n"
+    engine, (seen, made) = options["engine"], found
+    text = engine_file(made, engine, seen.lost) if engine else json_text(document, indent=None) + "\n"
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as why:
@@ -256,13 +258,18 @@ def _conclusion(made: Plan, d: dict[str, Any]) -> str:
 
 
 def _files(made: Plan, output: Path | None, options: dict[str, Any]) -> list[str]:
-    from moexray.whatif.placement_files import handover
+    from moexray.whatif.placement_files import filled, handover
 
     if not output:
         return ["next: -o FILE --for sglang|vllm|vllm-ascend|trtllm|eplb writes it for an engine"]
     if not options["engine"]:
         return [f"written: {output}"]
-    return [f"written: {output}", f"use: {handover(made, options['engine'], str(output))}"]
+    engine, out = options["engine"], [f"written: {output}"]
+    if gaps := filled(made, engine):
+        out.append(f"note: {gaps}")
+    if engine == "trtllm" and output.suffix.lower() not in (".yaml", ".yml"):
+        out.append(f"note: {output.name} holds YAML, as TensorRT-LLM reads it, whatever its name says")
+    return [*out, f"use: {handover(made, engine, str(output))}"]
 
 
 def _notes(seen: Traffic, made: Plan) -> list[str]:
