@@ -208,6 +208,34 @@ def test_a_policy_that_raises_in_an_engine_thread(caplog):
     assert len(caplog.records) == 1
 
 
+@pytest.mark.parametrize("part", ["weights", "write"])
+def test_choices_that_came_to_nothing_are_not_counted(monkeypatch, part):
+    model = tiny("mixtral")
+    before = run(model)
+    with attach(model, STRONG) as handle:
+        monkeypatch.setattr(type(handle._sites[0].router), part, lambda *_: 1 // 0)
+        assert torch.equal(run(model), before)
+        assert handle.guard.figures().fallbacks == 2
+        assert [(e.choices, e.flips, e.lost) for e in handle.effects()] == [(0, 0, 0)] * 2
+
+
+def test_a_batch_that_raises_is_a_fallback_and_none_is_counted_while_switched_off(monkeypatch):
+    model = tiny("mixtral")
+    with attach(model, STRONG) as handle:
+        [batch] = handle._batches.values()
+        zeroth = run(model)
+        switch("router", on=False)
+        run(model)
+        assert batch.id.item() == 0
+        switch("router", on=True)
+        with monkeypatch.context() as patch:
+            patch.setattr(type(batch), "advance", lambda _: 1 // 0)
+            assert torch.equal(run(model), zeroth)  # the batch id stands
+            switch("router", on=False)
+            run(model)
+        assert handle.guard.figures().fallbacks == 1
+
+
 def test_a_wrong_policy_is_the_callers_error_and_changes_nothing():
     model = tiny("mixtral")
     with pytest.raises(UsageError, match="no policy 'salty'"):

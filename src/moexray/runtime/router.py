@@ -3,7 +3,7 @@
 The router runs as it always does; a hook then chooses again by the policy, on what the model allows, and
 computes the weights by the model's own rule. So the original result is at hand: it stands where the policy
 is "plain", switched off, or raises. Choices are a function of the logits, the row's place in the forward,
-and the batch id: the number of the forward, or what `next_batch` says.
+and the batch id: the number of the forward, or what `next_batch` says; while switched off none is counted.
 
 A choice that capacity drops keeps its expert with weight 0: the output is that of a drop; the work is not
 saved. Under torch.compile or CUDA graphs: attach, run one forward, then capture; `next_batch` reaches into
@@ -58,7 +58,7 @@ def attach(model: Any, policy: str) -> RouterHandle:
 
     Args:
         model: A torch module of a known engine.
-        policy: NAME[:key=value,...] as for `moexray whatif router`, without batch: a forward is one.
+        policy: NAME[:key=value,...] as for `moexray whatif routing`, without batch: a forward is one.
 
     Returns:
         The handle. Where the model, a router or the engine's version is not known, nothing is changed,
@@ -136,10 +136,15 @@ class RouterHandle(Handle):
             self.on_detach(site.router.module.register_forward_hook(hook).remove)
 
     def _enter(self, _model: Any, _args: Any) -> None:
-        if not self._named:
-            for batch in self._batches.values():
-                batch.advance()
-        self._named = False
+        if not self.guard.on:
+            return
+        try:
+            if not self._named:
+                for batch in self._batches.values():
+                    batch.advance()
+            self._named = False
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            self.guard.failed(why)
 
     def _after(self, site: _Site, _module: Any, _args: Any, output: Any) -> Any:
         return self.guard.run(site.decide, _leave, output)
@@ -172,14 +177,16 @@ class _Site:
         logits, weights, before = self.router.read(output)
         by, paid = self.policy.logits(logits)
         ids, wanted = self.policy.choose(self.router.scores(by), self.router.k, self.batch)
-        self._count(ids, before)
         if wanted is None:
-            return self.router.write(output, self.router.weights(paid, ids, weights), ids)
-        lost = ids < 0
-        named = wanted.where(lost, ids)
-        gone = None if self.policy.lost_counts else lost
-        made = self.router.weights(paid, named, weights, gone).masked_fill(lost, 0.0)
-        return self.router.write(output, made, named)
+            made = self.router.write(output, self.router.weights(paid, ids, weights), ids)
+        else:
+            lost = ids < 0
+            named = wanted.where(lost, ids)
+            gone = None if self.policy.lost_counts else lost
+            new = self.router.weights(paid, named, weights, gone).masked_fill(lost, 0.0)
+            made = self.router.write(output, new, named)
+        self._count(ids, before)  # last: what raises above was not done
+        return made
 
     def _count(self, ids: Tensor, before: Tensor) -> None:
         kept = (ids[:, :, None] == before[:, None, :]).any(dim=2).sum()
