@@ -1,9 +1,13 @@
 """The interface of an exchange: results, sizes, closing, threads, wrong use."""
 
+import gc
 import os
 import subprocess
 import sys
+import threading
+import time
 import tracemalloc
+import warnings
 from pathlib import Path
 
 import pytest
@@ -207,6 +211,47 @@ def test_a_second_thread_is_refused():
             return len(exchange.all_to_all(b"", [0, 0]))
 
     assert ranks("threads", 2, body) == [2, 2]
+
+
+def test_closed_by_another_thread_a_call_goes_on_to_its_end():
+    """Rank 0 closes while its call waits for rank 1, which comes only then."""
+    is_closed = threading.Event()
+
+    def body(rank, opened):
+        with opened() as exchange:
+            if rank == 1:
+                is_closed.wait(20)
+                return [bytes(part) for part in exchange.all_to_all(b"cd", [1, 1])]
+            got = []
+            caller = threading.Thread(target=lambda: got.append(exchange.all_to_all(b"ab", [1, 1])))
+            caller.start()
+            while not exchange.counters().waits:
+                time.sleep(0.001)
+            exchange.close()
+            links = list(exchange._mesh.links)
+            is_closed.set()
+            caller.join(30)
+            assert links  # still there for the call
+            assert not exchange._mesh.links  # given back by it
+            with pytest.raises(UsageError, match="closed"):
+                exchange.all_to_all(b"ab", [1, 1])
+            return [bytes(part) for part in got[0]]
+
+    assert ranks("closing", 2, body) == [[b"a", b"c"], [b"b", b"d"]]
+
+
+def test_dropped_without_close_it_gives_its_descriptors_back():
+    def body(rank, opened):
+        opened().all_to_all(b"ab", [1, 1])
+        return True
+
+    gc.collect()
+    before = exchange_pool.descriptors()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", ResourceWarning)  # of the sockets
+        assert all(isinstance(seen, ExchangeError) or seen for seen in ranks("dropped", 2, body))
+        gc.collect()
+    assert exchange_pool.descriptors() == before
 
 
 def test_a_forked_child_is_refused_and_closes_nothing():

@@ -1,6 +1,8 @@
 """Peers that do not fit, do not come, send nonsense or say nothing: named."""
 
 import contextlib
+import gc
+import os
 import random
 import socket
 import threading
@@ -141,6 +143,25 @@ def test_strangers_are_sent_away_and_a_missing_rank_is_named():
     assert error.value.ranks == (1,)
 
 
+def test_another_user_who_took_the_name_is_no_rank(monkeypatch):
+    """An abstract socket has no permissions; the name of rank 0 is bound by another user's process."""
+    group = exchange_pool.group("taken")
+    owner = rendezvous._owner
+    monkeypatch.setattr(rendezvous, "_owner", lambda connection: (owner(connection)[0], os.getuid() + 1))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
+        other.bind(rendezvous._address(group, 0))
+        other.listen()
+        gc.collect()
+        before = exchange_pool.descriptors()
+        with pytest.raises(ExchangeError, match=f"rank 0 of group .* of user {os.getuid() + 1}, not") as error:
+            Exchange.open(group, 1, 2, Options(**SMALL))
+        assert exchange_pool.descriptors() == before
+        seen, _ = other.accept()
+        with seen:
+            assert seen.recv(4096) == b""  # it was told nothing
+    assert error.value.ranks == (0,)
+
+
 def test_one_rank_twice_is_named():
     group = exchange_pool.group("twice")
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as other:
@@ -219,6 +240,26 @@ def test_a_silent_rank_that_is_no_process_of_ours_is_still_named(monkeypatch):
             wait()
         assert error.value.ranks == (3,)
         mesh.close()
+
+
+def test_a_full_socket_is_waited_for_and_the_others_hear_so():
+    pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(2)]
+    mesh = Mesh("g", 0, [Link(rank + 1, 0, ours) for rank, (ours, _) in enumerate(pairs)], 0.2)
+    message = wire.Message(wire.Kind.VOTE, 1)
+
+    def fill():
+        while True:
+            mesh.send(mesh.links[0], message)
+
+    with pytest.raises(ExchangeError, match=r"heard for 0\.2 s: rank 1 ") as error:
+        fill()
+    assert error.value.ranks == (1,)
+    other = pairs[1][1]
+    other.settimeout(20)
+    assert wire.unpack(other.recv(4096)).kind == wire.Kind.ALIVE
+    mesh.close()
+    for _, theirs in pairs:
+        theirs.close()
 
 
 def test_a_rank_that_was_stopped_itself_blames_nobody(monkeypatch):

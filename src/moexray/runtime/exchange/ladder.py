@@ -145,8 +145,8 @@ class Exchange:
 
         Raises:
             UsageError: the arguments do not fit; nothing was sent, and the group goes on.
-            ExchangeError: somebody is at fault; names rank, process and last exchange. Nothing was
-                received, and the group is closed: on ranks that had their part, at their next call.
+            ExchangeError: somebody is at fault; names rank, process and last exchange. What `out` holds
+                is undefined, and the group is closed: on ranks that had their part, at their next call.
         """
         data = _flat(send)
         send_bytes = _counts("send_bytes", send_bytes, self.world)
@@ -209,11 +209,13 @@ class Exchange:
         )  # fmt: skip
 
     def close(self) -> None:
-        """Gives everything back; the other ranks learn that this one left. Safe twice."""
+        """Gives everything back; the other ranks learn that this one left. Safe twice.
+
+        A call that another thread is in goes on to its end, and gives everything back there.
+        """
         self._is_closed = True
         if os.getpid() == self._pid:
-            self._rung.close()
-            self._mesh.close()
+            self._release()
 
     def __enter__(self) -> Self:
         return self
@@ -225,19 +227,34 @@ class Exchange:
 
     def _guarded(self, step: Callable[[], T]) -> T:
         """One exchange; any failure closes the group, on all ranks."""
-        if (old := self._failure) is not None:
-            raise ExchangeError(f"closed since: {old.what}", where=old.where, hint=old.hint, ranks=old.ranks)
-        if self._is_closed or os.getpid() != self._pid:
-            raise UsageError("the exchange is closed, or was opened by another process")
+        if os.getpid() != self._pid:
+            raise UsageError("the exchange was opened by another process")
         if not self._busy.acquire(blocking=False):
             raise UsageError("the exchange is in use by another thread", hint="open one per thread")
         try:
-            return step()
-        except BaseException as why:
-            self._give_up(why)
-            raise
+            if (old := self._failure) is not None:
+                what = f"closed since: {old.what}"
+                raise ExchangeError(what, where=old.where, hint=old.hint, ranks=old.ranks)
+            if self._is_closed:
+                raise UsageError("the exchange is closed")
+            try:
+                return step()
+            except BaseException as why:
+                self._give_up(why)
+                raise
         finally:
             self._busy.release()
+            if self._is_closed:
+                self._release()
+
+    def _release(self) -> None:
+        """Gives everything back, unless a call is running: its end comes here again."""
+        if self._busy.acquire(blocking=False):
+            try:
+                self._rung.close()
+                self._mesh.close()
+            finally:
+                self._busy.release()
 
     def _on_some_rung(
         self,
@@ -279,7 +296,7 @@ class Exchange:
             why = ExchangeError(what, where=self._mesh.where(), ranks=(self.rank,))
         self._failure = ExchangeError(why.what, where=why.where, hint=why.hint, ranks=why.ranks)
         self._mesh.abort(why)
-        self.close()
+        self._is_closed = True
 
     def _room(self, sizes: Sequence[int], target: memoryview | None) -> memoryview:
         """Where to receive so much: the caller's buffer, or ours, which only ever grows."""

@@ -7,6 +7,7 @@ import json
 import os
 import select
 import time
+import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,15 +32,19 @@ class Link:
         heard_s: When it last spoke, or when waiting for it began; monotonic clock.
     """
 
-    __slots__ = ("heard_s", "pid", "pidfd", "rank", "sequence", "socket")
+    __slots__ = ("__weakref__", "_pidfd_end", "heard_s", "pid", "pidfd", "rank", "sequence", "socket")
 
     def __init__(self, rank: int, pid: int, connection: socket.socket) -> None:
         connection.settimeout(0)
         self.rank, self.pid, self.socket = rank, pid, connection
         self.sequence, self.heard_s = 0, time.monotonic()
         self.pidfd = -1
+        self._pidfd_end: weakref.finalize[..., Link] | None = None
         with contextlib.suppress(OSError, AttributeError):  # other pid namespace, old kernel
             self.pidfd = os.pidfd_open(pid)
+            # A socket closes itself when it is dropped; a number does not.
+            self._pidfd_end = weakref.finalize(self, os.close, self.pidfd)
+            self._pidfd_end.atexit = False
 
     def __str__(self) -> str:
         return f"rank {self.rank} (pid {self.pid})"
@@ -51,9 +56,9 @@ class Link:
     def close(self) -> None:
         """Gives back both descriptors."""
         self.socket.close()
-        if self.pidfd >= 0:
-            os.close(self.pidfd)
-            self.pidfd = -1
+        if self._pidfd_end is not None:
+            self._pidfd_end()
+        self.pidfd = -1
 
 
 def ready(fds: Iterable[int], wait_s: float, events: int = select.POLLIN) -> set[int]:

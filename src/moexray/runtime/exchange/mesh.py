@@ -86,12 +86,20 @@ class Mesh:
                 else:
                     link.socket.send(packet)
             except BlockingIOError:
-                if not ready([link.socket.fileno()], self.timeout_s, select.POLLOUT):
+                if not self._has_room(link):
                     raise self._silent([link]) from None
             except OSError:
                 raise self.why_gone(link) from None
             else:
                 return
+
+    def _has_room(self, link: Link) -> bool:
+        """Waits until the peer reads; the others hear meanwhile that this rank is not the stuck one."""
+        for _ in range(4):
+            if ready([link.socket.fileno()], self.timeout_s / 4, select.POLLOUT):
+                return True
+            self._speak_up(time.monotonic())
+        return False
 
     def tell(self, link: Link, message: Message) -> None:
         """Sends a message that nobody depends on: a peer that is done may be gone."""

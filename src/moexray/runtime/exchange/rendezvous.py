@@ -1,8 +1,8 @@
 """How the ranks of one host find each other: abstract Unix sockets, which leave no file behind.
 
 Rank r listens, connects to all lower ranks and greets; whoever accepts greets back. Both sides then
-compare versions and settings, so a mismatch is told on both, by name. Only processes of the same
-user are let in.
+compare versions and settings, so a mismatch is told on both, by name. Abstract sockets have no
+permissions, so both sides ask the kernel who the other one is: only processes of the same user meet.
 """
 
 from __future__ import annotations
@@ -131,12 +131,20 @@ class _Meeting:
         """Greets a lower rank; False: it is not there yet.
 
         Raises:
-            ExchangeError: the time is over, or another rank left.
+            ExchangeError: the time is over, another rank left, or another user has taken the name.
         """
         self._hear()
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             connection.connect(_address(self.group, lower))
+            pid, uid = _owner(connection)
+            if uid != os.getuid():
+                connection.close()
+                raise ExchangeError(
+                    f"rank {lower} of group {self.group!r} is process {pid} of user {uid}, not of this user",
+                    hint="another user has taken the name: choose a group name that nobody can guess",
+                    ranks=(lower,),
+                )
             connection.send(self._hello)
         except OSError as why:
             connection.close()
@@ -145,7 +153,7 @@ class _Meeting:
             if self._is_late():
                 raise _missing(self.group, [lower]) from None
             return False
-        self.links[lower] = Link(lower, _owner(connection)[0], connection)
+        self.links[lower] = Link(lower, pid, connection)
         return True
 
     def listen(self, listener: socket.socket) -> None:
