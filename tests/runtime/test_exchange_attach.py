@@ -1,11 +1,16 @@
 """The wrapped `all_to_all_single` in one process: what is covered, refused, restored."""
 
+import os
+import threading
+
 import pytest
 
-from moexray.core.errors import UsageError
+from moexray.core.errors import ExchangeError, UsageError
 from moexray.runtime import guard
-from moexray.runtime.exchange import Options, attach
+from moexray.runtime.exchange import Exchange, Options, attach
 from moexray.runtime.exchange.attach import _sizes
+from moexray.runtime.exchange.mesh import Ballots, Mesh
+from moexray.runtime.exchange.torch_rungs import TorchRung
 
 torch = pytest.importorskip("torch")
 dist = torch.distributed
@@ -72,6 +77,7 @@ def test_what_torch_refuses_goes_to_torch():
 
 def test_switched_off_by_argument_variable_and_switch(monkeypatch, caplog):
     plain = dist.all_to_all_single
+    monkeypatch.setattr(guard, "_said", set())
     monkeypatch.setenv(guard.VARIABLE, "exchange")
     assert "switched off on rank 0" in attach(options=HOST).reason
     monkeypatch.delenv(guard.VARIABLE)
@@ -84,7 +90,7 @@ def test_switched_off_by_argument_variable_and_switch(monkeypatch, caplog):
     assert not handle.attached
     assert (handle.world, handle.rung, handle.counters()) == (0, "", None)
     assert dist.all_to_all_single is plain
-    assert "all_to_all_single stays as it is: switched off on rank 0" in caplog.text
+    assert caplog.text.count("all_to_all_single stays as it is: switched off on rank 0") == 1  # of three
 
 
 def test_no_rung_changes_nothing_and_says_why(tmp_path):
@@ -154,3 +160,104 @@ def test_attached_twice_and_detached_in_any_order(first_out):
     handles[1 - first_out].detach()
     handles[first_out].detach()
     assert dist.all_to_all_single is plain
+
+
+def test_the_switch_is_read_at_attach_only():
+    """One rank that stepped aside alone would leave the others waiting."""
+    with attach(options=HOST) as handle:
+        guard.switch("exchange", on=False)
+        try:
+            dist.all_to_all_single(torch.zeros(2), torch.ones(2))
+        finally:
+            guard.switch("exchange", on=True)
+        assert handle.counters().exchanges == 1
+
+
+def test_threads_take_turns(monkeypatch):
+    """The second call comes while the first is running, and waits for it."""
+    is_in, may_go = threading.Event(), threading.Event()
+    plain, outs, errors = Exchange._on_some_rung, [torch.zeros(2), torch.zeros(2)], []
+
+    def slow(self, *args):
+        if not is_in.is_set():
+            is_in.set()
+            may_go.wait(20)
+        return plain(self, *args)
+
+    def work(number):
+        try:
+            dist.all_to_all_single(outs[number], torch.full((2,), 1.0 + number))
+        except Exception as why:  # noqa: BLE001
+            errors.append(why)
+
+    monkeypatch.setattr(Exchange, "_on_some_rung", slow)
+    with attach(options=HOST) as handle:
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(2)]
+        threads[0].start()
+        assert is_in.wait(20)
+        threads[1].start()
+        threads[1].join(0.2)  # time to be refused, if it were
+        assert threads[1].is_alive()
+        may_go.set()
+        for thread in threads:
+            thread.join(30)
+        assert (errors, handle.counters().exchanges) == ([], 2)
+    assert [out.tolist() for out in outs] == [[1.0, 1.0], [2.0, 2.0]]
+
+
+def test_detached_while_a_call_waits_for_its_turn_torch_answers():
+    handle = attach(options=HOST)
+    out = torch.zeros(2)
+    caller = threading.Thread(target=dist.all_to_all_single, args=(out, torch.ones(2)))
+    with handle._turn:
+        caller.start()
+        caller.join(0.2)
+        handle.detach()
+    caller.join(30)
+    assert out.tolist() == [1.0, 1.0]
+    assert (handle.passed, handle.counters().exchanges) == (1, 0)
+
+
+def test_a_forked_child_gets_torchs_own_function(monkeypatch):
+    calls = []
+    monkeypatch.setattr(dist, "all_to_all_single", lambda *args: calls.append(args))
+    with attach(options=HOST) as handle:
+        pid = os.getpid()
+        monkeypatch.setattr(os, "getpid", lambda: pid + 1)
+        dist.all_to_all_single(torch.zeros(2), torch.ones(2))
+        monkeypatch.undo()
+        assert (len(calls), handle.passed, handle.counters().exchanges) == (1, 1, 0)
+
+
+def test_a_failure_is_told_by_every_later_call_until_detached(monkeypatch):
+    def broken(*args):
+        raise MemoryError
+
+    out = torch.zeros(2)
+    with attach(options=HOST) as handle:
+        monkeypatch.setattr(Exchange, "_on_some_rung", broken)
+        with pytest.raises(MemoryError):
+            dist.all_to_all_single(out, torch.ones(2))
+        for _ in range(2):
+            with pytest.raises(ExchangeError, match="closed since: rank 0 "):
+                dist.all_to_all_single(out, torch.ones(2))
+        assert handle.passed == 0
+    dist.all_to_all_single(out, torch.ones(2))
+    assert out.tolist() == [1.0, 1.0]
+
+
+def test_a_gloo_group_of_ours_goes_where_another_rank_refused(monkeypatch):
+    monkeypatch.setattr(dist, "get_backend", lambda group=None: "fake")
+    groups = dist.distributed_c10d._world.pg_map
+    before = set(groups)
+    mesh = Mesh("g", 0, [], 20.0)
+    made = []
+
+    def vote(refusal):
+        made.append(len(groups) - len(before))
+        return Ballots({1: "no gloo"}, {}, {})
+
+    monkeypatch.setattr(mesh, "vote", vote)
+    assert TorchRung.open("gloo", mesh, HOST, dist.group.WORLD) == {1: "no gloo"}
+    assert made == [1]
+    assert set(groups) == before

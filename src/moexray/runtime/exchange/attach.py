@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import operator
 import os
+import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import ExchangeError, UsageError
 from moexray.runtime.exchange.ladder import Exchange
 from moexray.runtime.exchange.options import NAME, RUNGS, Counters, Options
-from moexray.runtime.guard import VARIABLE, Guard
+from moexray.runtime.guard import VARIABLE, Guard, say_once
 from moexray.runtime.handle import Handle
 
 if TYPE_CHECKING:
@@ -31,6 +32,10 @@ _FUNCTION = "all_to_all_single"
 class ExchangeHandle(Handle):
     """What `attach` did; `detach()` restores the very function and closes the exchange, safe twice.
 
+    Threads take turns: as with torch's own function their order must be the same on all ranks. A forked
+    child gets torch's own function. A failure is final: each later call raises it again, because the ranks
+    learn of it at different calls and would not meet in torch's; `detach()` on all ranks leads back.
+
     Attributes:
         reason: Why nothing was changed; empty if something was.
         passed: Calls that went the original way: another group, asynchronous, recorded, or refused by torch.
@@ -41,6 +46,7 @@ class ExchangeHandle(Handle):
         self.reason, self.passed = reason, 0
         self._group, self._exchange = group, exchange
         self._staging: dict[str, Any] = {}
+        self._pid, self._turn = os.getpid(), threading.RLock()
 
     @property
     def world(self) -> int:
@@ -72,15 +78,35 @@ class ExchangeHandle(Handle):
             from torch import distributed
 
             group = distributed.group.WORLD
-        return self.attached and self._group is group and not async_op
+        return self.attached and self._pid == os.getpid() and self._group is group and not async_op
 
     def exchange_tensors(
         self, call: Callable[[], Any], output: Any, input: Any, sizes: tuple[list[int], list[int]]
     ) -> None:
-        """One exchange of tensors; `sizes` are (received, sent) bytes by rank."""
-        exchange = self._exchange
-        if exchange is None:
-            raise UsageError("nothing is attached")
+        """One exchange of tensors; `sizes` are (received, sent) bytes by rank.
+
+        Raises:
+            ExchangeError: somebody is at fault, now or in an earlier call.
+        """
+        with self._turn:
+            try:
+                if self._exchange is not None and self.attached:
+                    self._exchange_tensors(self._exchange, call, output, input, sizes)
+                    return
+            except UsageError:  # closed: nothing was sent
+                if self.attached:
+                    raise
+            self.passed += 1  # detached while this thread waited for its turn
+            call()
+
+    def _exchange_tensors(
+        self,
+        exchange: Exchange,
+        call: Callable[[], Any],
+        output: Any,
+        input: Any,
+        sizes: tuple[list[int], list[int]],
+    ) -> None:
         received, sent = sizes
         if exchange.rung == "device" and exchange.attempt(call, sent, received):
             return
@@ -113,7 +139,9 @@ def attach(group: Any = None, options: Options | None = None, *, enabled: bool =
         group: A process group; None: the default one.
         options: Equal on all ranks. Default: the group's own backend first, then down the ladder;
             with `rungs=("shm", "ring")` a group of gloo on one host gets faster.
-        enabled: False on any rank, or the kill switch there: nothing is changed on all.
+        enabled: False on any rank, or the kill switch there: nothing is changed on all. The switch is
+            read here and by no later call, where one rank alone would leave the others waiting: from
+            then on `detach()`, on all ranks between the same two calls.
 
     Returns:
         A handle; its `reason` says why nothing was changed, if so (also logged, once).
@@ -142,7 +170,7 @@ def attach(group: Any = None, options: Options | None = None, *, enabled: bool =
         except ExchangeError as why:
             reason = str(why)
     if reason:
-        _log.warning("all_to_all_single stays as it is: %s", reason)
+        say_once(f"{_FUNCTION} stays as it is: {reason}", log=_log)
     handle = ExchangeHandle(own, exchange, reason)
     return handle if reason else handle.attach()
 

@@ -8,6 +8,7 @@ the exchange on a lower rung. What fails on a device after its launch is not see
 
 from __future__ import annotations
 
+import contextlib
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +55,11 @@ class TorchRung:
         except Exception as why:  # noqa: BLE001 - whatever torch raises, the next rung is tried
             refusal = f"{name}: {why}"
         refusals = mesh.vote(refusal).refusals
+        if refusals and group is not process_group:
+            from torch import distributed
+
+            with contextlib.suppress(Exception):  # whatever torch raises, the next rung is tried
+                distributed.destroy_process_group(group)
         return refusals or cls(name, mesh, options.timeout_s, group)
 
     def exchange(
@@ -101,7 +107,7 @@ class TorchRung:
         self._commit(call)
 
     def close(self) -> None:
-        """The process group stays: destroying one is a collective of its own."""
+        """The process group stays: others may still be in a call on it."""
 
     def _agree(self, send_bytes: Sequence[int], recv_bytes: Sequence[int] | None) -> list[int]:
         """Everybody is there; [world], what they are about to send to this rank."""
