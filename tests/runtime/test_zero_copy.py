@@ -1,5 +1,6 @@
 """Parcels: the same pages arrive, ownership is one process's, and nothing is left when a peer dies."""
 
+import gc
 import os
 import signal
 import socket
@@ -236,3 +237,40 @@ def test_switched_off_a_parcel_stays_with_its_owner(monkeypatch):
         with pytest.raises(ExchangeError, match="switched off"):
             one.send(parcel)
         assert parcel.view.tolist() == [3] * 4096
+
+
+def test_the_timeout_of_receive_is_not_that_of_send():
+    one, two = Port.pair()
+    with one, two:
+        for before in (None, 7.0):
+            one.socket.settimeout(before)
+            with pytest.raises(ExchangeError, match="no parcel"):
+                one.receive(0.0)
+            assert one.socket.gettimeout() == before
+        one.close()
+        with pytest.raises(ExchangeError, match="no parcel"):
+            one.receive(0.0)
+
+
+def test_a_ticket_of_a_closed_port_is_done_or_raises():
+    one, two = Port.pair()
+    with two, one.send(Parcel.make(4096)) as ticket:
+        one.close()
+        with pytest.raises(ExchangeError, match="port of a parcel was closed"):
+            ticket.wait(30)
+        with two.receive() as got:
+            got.done()
+        assert ticket.wait(30)
+
+
+def test_what_is_dropped_gives_its_descriptors_back():
+    one, two = Port.pair()
+    with one, two:
+        before = descriptors()
+        parcel = Parcel.make(4096)
+        ticket = one.send(Parcel.make(4096))
+        got = two.receive()
+        assert len(descriptors()) >= len(before) + 5
+        del parcel, ticket, got
+        gc.collect()
+        assert descriptors() == before

@@ -2,8 +2,9 @@
 
 Hooks do not run in a replay, kernels do: `begin` and `add` only launch kernels on buffers that stay where
 they are, so a graph captured with them goes on counting. The step's number is on the device too; it picks
-the row of a ring, and `read` copies the ring out after the replay. Nothing is allocated after the first
-call and nothing waits for the device but `read`.
+the row of a ring, and `read` copies the ring out after the replay. After their first calls `begin` and
+`add` allocate nothing on the device; `finish` and `read` give new tensors of the host, and only they wait
+for the device.
 """
 
 from __future__ import annotations

@@ -13,8 +13,8 @@ sender that the receiver is done with the content: the sender waits for that, or
     ticket.wait(5.0)
 
 Nothing has a name, so nothing is left behind, whoever dies, and whenever: the kernel frees the pages with
-the last descriptor and mapping. A ticket whose receiver died says so (`lost`). Both ends must be of one
-user and trust each other: a mapping that the sender kept in a view of its own would still show the bytes.
+the last descriptor and mapping. A ticket whose receiver died raises. Both ends must be of one user and
+trust each other: a mapping that the sender kept in a view of its own would still show the bytes.
 Where `send` fails, or is switched off, the parcel is still the sender's, who copies as before.
 
 With a CUDA device `Parcel.register` pins the pages for the device (untested on a GPU); without, it says no.
@@ -32,6 +32,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
@@ -66,6 +67,7 @@ class Parcel:
         self._registered = False
         self._map = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE, mmap.PROT_READ | mmap.PROT_WRITE)
         self.view: Any = np.frombuffer(self._map, np.uint8)
+        self._fds = _closed_with(self, fd, event)
 
     @classmethod
     def make(cls, size: int) -> Parcel:
@@ -129,8 +131,7 @@ class Parcel:
         """
         if self.is_open:
             self._unmap()
-            for fd in (self._fd, self._event):
-                os.close(fd)
+            self._fds()
             self._fd = self._event = -1
 
     def _check(self) -> None:
@@ -177,6 +178,7 @@ class Ticket:
     def __init__(self, event: int, peer: socket.socket) -> None:
         self._event, self._peer = event, peer
         self._done = False
+        self._fds = _closed_with(self, event)
 
     def ready(self) -> bool:
         """Whether the receiver is done; does not wait.
@@ -190,17 +192,24 @@ class Ticket:
         """Sleeps until the receiver is done, at most so long; False where time is over.
 
         Raises:
-            ExchangeError: the receiver is gone and did not say so before.
+            ExchangeError: the receiver is gone and did not say so before, or the port was closed.
         """
         until = time.monotonic() + timeout_s
         while not self._done:
             watch = select.poll()
             watch.register(self._event, select.POLLIN)
-            watch.register(self._peer, 0)  # POLLHUP comes unasked
-            ready = dict(watch.poll(max(until - time.monotonic(), 0) * 1000))
+            is_blind = self._peer.fileno() < 0
+            if not is_blind:
+                watch.register(self._peer, 0)  # POLLHUP comes unasked
+            ready = dict(watch.poll(0 if is_blind else max(until - time.monotonic(), 0) * 1000))
             if self._event in ready:
                 os.eventfd_read(self._event)
                 self._end()
+            elif is_blind:
+                raise ExchangeError(
+                    "the port of a parcel was closed: nothing would tell that its receiver is gone",
+                    hint="keep the port until the ticket is done",
+                )
             elif ready:
                 raise ExchangeError("the receiver of a parcel is gone", hint="its pages are free again")
             elif time.monotonic() >= until:
@@ -213,8 +222,16 @@ class Ticket:
             self._end()
 
     def _end(self) -> None:
-        os.close(self._event)
+        self._fds()
         self._done = True
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
 
 class Port:
@@ -239,7 +256,11 @@ class Port:
 
     @classmethod
     def pair(cls) -> tuple[Port, Port]:
-        """Both ends; one is passed on with fork, or as a descriptor (`port.socket`) to a child."""
+        """Both ends; one is passed on with fork, or as a descriptor (`port.socket`) to a child.
+
+        Each process then closes the end that is not its own: while it holds both, the death of the other
+        process is not seen.
+        """
         one, two = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         return cls(one), cls(two)
 
@@ -261,6 +282,7 @@ class Port:
             parcel._remap()  # noqa: SLF001
             self.guard.failed(why)
             raise ExchangeError(f"a parcel could not be handed over: {why}", hint="it is still ours") from why
+        parcel._fds.detach()  # noqa: SLF001
         os.close(fd)
         parcel._fd = parcel._event = -1  # noqa: SLF001
         return Ticket(event, self.socket)
@@ -274,13 +296,17 @@ class Port:
         """
         if not 0 <= timeout_s < threading.TIMEOUT_MAX:
             raise UsageError(f"a timeout of {timeout_s} s", hint="a number from 0")
-        self.socket.settimeout(timeout_s)
+        before = self.socket.gettimeout()
         try:
+            self.socket.settimeout(timeout_s)
             head, fds, _, _ = socket.recv_fds(self.socket, _HEAD.size, 2, socket.MSG_CMSG_CLOEXEC)
         except TimeoutError as why:
             raise ExchangeError(f"no parcel within {timeout_s} s") from why
         except OSError as why:
             raise ExchangeError(f"no parcel: {why}") from why
+        finally:
+            if self.socket.fileno() >= 0:
+                self.socket.settimeout(before)  # that of `send`
         try:
             return _opened(head, fds)
         except BaseException as why:
@@ -301,6 +327,18 @@ class Port:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _closed_with(owner: object, *fds: int) -> weakref.finalize[..., Any]:
+    """Called: closes the descriptors, once; so does the end of an owner that was dropped."""
+
+    def close() -> None:
+        for fd in fds:
+            os.close(fd)
+
+    end = weakref.finalize(owner, close)
+    end.atexit = False
+    return end
 
 
 def _opened(head: bytes, fds: list[int]) -> Parcel:
