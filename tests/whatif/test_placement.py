@@ -49,6 +49,21 @@ def test_a_layer_without_tokens_is_trivial():
     assert made.mean("balancedness") > 0.95
 
 
+def test_the_baseline_is_what_engines_start_with_in_both_modes():
+    seen = traffic(skewed())
+    everywhere = plan(seen, Shape(16, 24, 8, 2), Options())
+    limited = plan(seen, Shape(16, 24, 8, 2, 4), Options())
+    assert [y.trivial for y in limited.layers] == [y.trivial for y in everywhere.layers]
+    assert limited.later.trivial == everywhere.later.trivial
+    start = np.arange(24) % 16
+    for y, layer in enumerate(limited.layers):
+        total = seen.steps(y).sum(axis=0)
+        loads = (total / np.bincount(start))[start].reshape(8, -1).sum(axis=1)
+        assert layer.trivial == pytest.approx(total.sum() / 8 / loads.max())
+    # without redundant slots that placement keeps the groups together, and no plan is worse
+    assert all(y.balancedness >= y.trivial for y in plan(seen, Shape(16, 16, 8, 2, 4), Options()).layers)
+
+
 def test_unequal_parts_help_where_the_load_has_moved():
     cube = skewed()
     shape = Shape(16, 24, 8)

@@ -62,7 +62,7 @@ class Layer:
         parts: [slots], part of the expert's tokens; None is an equal split.
         balancedness: Of the plan, on the traffic it was made for.
         bound: No plan of this shape has more.
-        trivial: Of the layout that engines start with.
+        trivial: Of the layout that engines start with, whatever the mode of the plan.
         before: Of the placement in force, if one was given.
         moved: [gpus], replicas that each GPU has to fetch; None if no placement was given.
     """
@@ -231,6 +231,11 @@ def _place(
     return found
 
 
+def _start(shape: Shape) -> np.ndarray:
+    """[slots], what engines start with; they know no node limit there."""
+    return trivial(replace(shape, groups=0))
+
+
 def _carried(costs: np.ndarray, slots: np.ndarray, gpus: int, parts: np.ndarray | None = None) -> float:
     """What the busiest GPU of a placement carries."""
     if parts is not None:
@@ -260,7 +265,7 @@ def _layer(
     if options.decode:
         low = max(low, mean + least_growth(inner, shape.slots - shape.experts) / shape.gpus)
     after = _carried(costs, slots, shape.gpus, parts)
-    plain = top(costs, trivial(shape), shape.gpus)
+    plain = top(costs, _start(shape), shape.gpus)
     before = plain if old is None else top(costs, old, shape.gpus)
     layer = Layer(label, slots, parts, mean / after, mean / low, mean / plain,
                   None if old is None else mean / before, fetched)  # fmt: skip
@@ -284,7 +289,7 @@ def _later(first: Traffic, second: Traffic, shape: Shape, options: Options, tool
         slots, old = _place(seen, shape, options, tools, now[y]), now[y]
         parts = split(seen[:, 0], slots, shape.gpus) if options.unequal else None
         after = _carried(new, slots, shape.gpus, parts)
-        start = top(new, trivial(shape), shape.gpus)
+        start = top(new, _start(shape), shape.gpus)
         scores.append(mean / after)
         plain.append(mean / start)
         tops.append((after, start if old is None else top(new, old, shape.gpus)))
