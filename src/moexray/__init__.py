@@ -10,7 +10,8 @@ import sys
 from types import ModuleType
 from typing import Any
 
-__version__ = "0.1.0"
+from moexray.core.version import __version__
+
 __all__ = [
     "Answer", "Diagnosis", "MoexrayError", "Run", "__version__", "attach", "check", "compare", "diagnose",
     "read", "whatif",

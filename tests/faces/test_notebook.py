@@ -26,7 +26,7 @@ def test_at_most_15_public_names_and_all_of_them_lead_somewhere():
     assert dir(moexray) == sorted(moexray.__all__)
     for name in moexray.__all__:
         assert getattr(moexray, name) is not None
-    assert set(notebook.__all__) == set(moexray.__all__) - {"__version__"}
+    assert set(notebook.__all__) == set(moexray.__all__) - {"__version__", "attach"}
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = moexray.nothing
 

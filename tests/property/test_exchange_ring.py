@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from moexray.core.errors import ExchangeError
 from moexray.runtime.exchange.ring import ALIGNMENT_BYTES, Ring
-from moexray.runtime.exchange.wire import (
+from moexray.runtime.exchange.wire import VERSION, (
     MAX_PACKET_BYTES,
     Kind,
     Message,
@@ -114,7 +114,7 @@ def test_any_packet_is_a_message_or_refused(packet):
 @given(st.dictionaries(st.text(max_size=8), st.integers(), max_size=4))
 def test_greetings_survive_the_way(fields):
     fields.pop("version", None)
-    assert unpack_hello(pack_hello(fields)) == {"version": 1, **fields}
+    assert unpack_hello(pack_hello(fields)) == {"version": VERSION, **fields}
 
 
 def test_greetings_are_short_and_strangers_are_none():
