@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from moexray.core.errors import ExchangeError
 from moexray.runtime.exchange.ring import ALIGNMENT_BYTES, Ring
-from moexray.runtime.exchange.wire import VERSION, (
+from moexray.runtime.exchange.wire import (
     MAX_PACKET_BYTES,
+    VERSION,
     Kind,
     Message,
     pack,
