@@ -165,7 +165,8 @@ def test_an_inner_model_called_alone_still_has_steps():
     assert (records["step"][::2] == records["step"][1::2]).all()
 
 
-def test_forwards_of_two_threads_do_not_mix():
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_forwards_of_two_threads_do_not_mix(by_kernels):
     model, done = tiny("mixtral"), []
     batches = [tokens(2, 12), tokens(1, 7)]
     alone = [counted(model, b) for b in batches]
@@ -175,19 +176,89 @@ def test_forwards_of_two_threads_do_not_mix():
             run(model, batch)
         done.append(batch)
 
-    with attach(model) as recording:
+    with attach(model, by_kernels=by_kernels) as recording:
         threads = [threading.Thread(target=work, args=(b,)) for b in batches]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
+        recording.flush()
         reader = RingReader(recording.ring.path)
         batch = reader.read()
     assert len(done) == 2
-    assert (reader.totals() == 20 * (alone[0] + alone[1])).all()
+    live = reader.live()
+    assert (live["steps"] + live["failures"], recording.guard.figures().fallbacks) == (40, 0)
+    if not by_kernels:
+        assert live["failures"] == 0
+        assert (reader.totals() == 20 * (alone[0] + alone[1])).all()
     for step in set(batch.records["step"].tolist()):
         rows = (batch.records["step"] == step) & (batch.records["kind"] == ROUTER)
         assert any((batch.counts[rows] == a).all() for a in alone)
+
+
+def test_a_second_thread_is_refused_by_a_device_until_the_first_ones_forward_is_over():
+    model = tiny("mixtral")
+    batches = [tokens(2, 12), tokens(1, 7), tokens(1, 5)]
+    alone = [counted(model, b) for b in batches]
+    inside, go = threading.Event(), threading.Event()
+
+    def wait(_module, _args):
+        if threading.current_thread().name == "first":
+            inside.set()
+            assert go.wait(60)
+
+    with attach(model, by_kernels=True) as recording:
+        waiting = model.model.layers[1].register_forward_pre_hook(wait)
+        first = threading.Thread(target=run, args=(model, batches[0]), name="first")
+        first.start()
+        assert inside.wait(60)
+        run(model, batches[1])  # meanwhile: refused
+        reader = RingReader(recording.ring.path)
+        assert reader.live()["failures"] == 1
+        go.set()
+        first.join()
+        waiting.remove()
+        run(model, batches[2])
+        recording.flush()
+        assert (reader.totals() == alone[0] + alone[2]).all()
+        assert (reader.live()["steps"], reader.live()["failures"]) == (2, 1)
+
+
+def test_a_forward_that_raised_in_one_thread_leaves_the_device_to_others(monkeypatch):
+    model, raised = tiny("mixtral"), []
+    own = counted(model)
+
+    def fail():
+        with monkeypatch.context() as patch:
+            patch.setattr(model.model.norm, "forward", lambda *_: 1 // 0)
+            try:
+                run(model)
+            except ZeroDivisionError as why:
+                raised.append(why)
+
+    with attach(model, by_kernels=True) as recording:
+        thread = threading.Thread(target=fail)
+        thread.start()
+        thread.join()
+        run(model)
+        recording.flush()
+        reader = RingReader(recording.ring.path)
+        assert len(raised) == 1
+        assert (reader.totals() == 2 * own).all()
+        assert (reader.live()["steps"], reader.live()["failures"]) == (1, 0)
+
+
+def test_inner_models_of_two_threads_do_not_mix_on_a_device():
+    model = tiny("mixtral")
+    with attach(model, by_kernels=True) as recording, torch.inference_mode():
+        one = threading.Thread(target=lambda: model.model(tokens(1, 7)))
+        model.model(tokens(2, 12))
+        one.start()
+        one.join()
+        model.model.layers[1].mlp(torch.zeros(1, 3, model.config.hidden_size))  # goes on in a step of its own
+        recording.flush()
+        batch = RingReader(recording.ring.path).read()
+    assert [rows for _, rows in sorted(zip(batch.records["step"], batch.records["rows"], strict=True))] == [24, 24, 7, 7, 3]
 
 
 def test_a_forward_that_raises_leaves_no_step_and_the_next_one_is_whole(monkeypatch):
@@ -215,6 +286,35 @@ def test_what_the_hooks_raise_is_counted_never_seen_and_ends_after_some_calls(mo
         assert RingReader(recording.ring.path).live()["failures"] == guards.PATIENCE
     assert [r.message for r in caplog.records if "ZeroDivisionError" in r.message] != []
     assert len(caplog.records) == 1
+
+
+def test_what_the_start_of_a_step_raises_is_counted_and_never_seen(monkeypatch):
+    model = tiny("mixtral")
+    before = run(model)
+    with attach(model) as recording:
+        with monkeypatch.context() as patch:
+            patch.setattr(model.model.norm, "forward", lambda *_: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                run(model)  # its calls are held
+        with monkeypatch.context() as patch:
+            patch.setattr(recording.ring, "write", lambda *_, **__: {}["ring"])
+            assert torch.equal(run(model), before)
+        assert torch.equal(run(model), before)
+        assert recording.guard.figures().error == "KeyError: 'ring'"
+        live = RingReader(recording.ring.path).live()
+        assert (live["steps"], live["failures"]) == (2, 1)
+
+
+def test_what_a_device_raises_at_the_start_of_a_step_is_counted_and_never_seen(monkeypatch):
+    model = tiny("mixtral")
+    before = run(model)
+    with attach(model, by_kernels=True) as recording:
+        monkeypatch.setattr(recording._device._counter, "begin", lambda: 1 // 0)
+        for _ in range(3):
+            assert torch.equal(run(model), before)
+        live = RingReader(recording.ring.path).live()
+        assert (live["steps"], live["failures"]) == (0, 3)
+        assert recording.guard.figures().fallbacks == 3
 
 
 def test_the_kill_switches_stop_recording(monkeypatch):
@@ -289,9 +389,10 @@ def test_counts_of_a_device_come_in_copies_and_what_nobody_hooked_is_told_as_rep
     assert RingReader(recording.ring.path).live()["steps"] == READ_EVERY + 2
 
 
-def test_compiled_code_runs_as_before_without_records():
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_compiled_code_runs_as_before_without_records(by_kernels):
     model = tiny("mixtral")
-    with attach(model) as recording:
+    with attach(model, by_kernels=by_kernels) as recording:
         torch.compiler.reset()
         compiled = torch.compile(model, backend="eager")
         with torch.inference_mode():

@@ -140,6 +140,8 @@ class Recording(Handle):
             self.on_detach(block.register_forward_hook(partial(clock.leave, numbers)).remove)
         self.on_detach(self._model.register_forward_pre_hook(clock.begin).remove)
         self.on_detach(self._model.register_forward_hook(clock.end).remove)
+        if self._device is not None:
+            self.on_detach(self._model.register_forward_hook(clock.left, always_call=True).remove)
         self.on_detach(self.flush)
 
 
@@ -155,13 +157,18 @@ def _rank() -> int | None:
 
 
 class _Here(threading.local):
-    """State of the thread that runs a forward: steps of two threads do not mix."""
+    """State of the thread that runs a forward: steps of two threads do not mix.
+
+    On the CPU each is recorded. A device counts one forward at a time; one that another thread runs meanwhile
+    is not counted there (`mine`), but as a failure.
+    """
 
     def __init__(self) -> None:
         self.step = -1  # of the forward
         self.t0 = self.rows = 0
         self.own_ns = self.carry_ns = 0  # cost of recording in this step; of the end of the one before
         self.inside = False  # the model's own forward
+        self.mine = True  # this step is counted: the device is not at the one of another thread
         self.entered: dict[int, int] = {}  # site -> when its block began
         self.ids: dict[int, Any] = {}  # site -> chosen ids, until its block ends
         self.calls: list[Any] = []  # of this step, held back: site, start, end, ids
@@ -188,9 +195,12 @@ class _Clock:
             return
         self.on = self.guard.on
         self.here.inside = True
-        if self.on and self.allocations is not None:
-            self.allocations.begin()
-        self._next_step(self.here)
+        try:
+            if self.on and self.allocations is not None:
+                self.allocations.begin()
+            self._next_step(self.here)
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            self._failed(why)
 
     def end(self, _model: Any, _args: Any, _output: Any) -> None:
         """After it; where the forward raised it does not run, and the step has no record of its own."""
@@ -202,9 +212,16 @@ class _Clock:
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
 
+    def left(self, _model: Any, _args: Any, _output: Any) -> None:
+        """After `end`, and where the forward raised: the device is free for another thread."""
+        if self.device is not None and not self._compiling():
+            self.here.inside = False
+            self.device.release()
+
     def _end(self, here: _Here, now: int) -> None:
         if self.device is not None:
-            self.device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
+            if here.mine:
+                self.device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
             return
         few = max((call[3].numel() for call in here.calls), default=0) <= FEW
         calls = [(site, t0, t1, ids.tolist() if few else ids.numpy()) for site, t0, t1, ids in here.calls]
@@ -252,7 +269,8 @@ class _Clock:
         here.seen.add(site)
         here.rows = rows = ids.shape[0]
         if self.device is not None:
-            self.device.add(site, t0, now, ids)
+            if here.mine:
+                self.device.add(site, t0, now, ids)
         elif here.inside and ids.numel() <= HELD:
             here.calls.append((site, t0, now, ids))
         else:
@@ -263,11 +281,15 @@ class _Clock:
         here.t0, here.own_ns, here.rows, here.carry_ns = _now(), here.carry_ns, 0, 0
         here.seen.clear()
         here.ids.clear()
-        for site, t0, t1, ids in here.calls:  # of a forward that raised
+        calls, here.calls = here.calls, []
+        for site, t0, t1, ids in calls:  # of a forward that raised
             self.ring.write(site, before, t0, t1, len(ids), ids.numpy())
-        here.calls.clear()
         if self.on and self.device is not None:
-            self.device.begin(here.step)
+            here.mine = False
+            here.mine = self.device.begin(here.step, holds=here.inside)
+            if not here.mine:
+                self.ring.failed()
+                say_once("forwards of several threads at once: a device counts one, others fail", log=_log)
 
     def _failed(self, why: Exception) -> None:
         self.ring.failed()
@@ -276,7 +298,10 @@ class _Clock:
 
 
 class _OnDevice:
-    """Counts on the device, host times beside them, both into the ring later."""
+    """Counts on the device, host times beside them, both into the ring later.
+
+    The number of the step is on the device, one for all threads: so a thread holds it for a forward.
+    """
 
     def __init__(self, ring: Ring, device: str) -> None:
         self._ring, self._name = ring, device
@@ -285,13 +310,28 @@ class _OnDevice:
         )
         self._steps: deque[_Launched] = deque(maxlen=4 * READ_EVERY)
         self._begun = self._copying = self._sampled = 0
+        self._lock, self._holder = threading.Lock(), 0  # thread whose forward is counted
 
-    def begin(self, step: int) -> None:
-        self._counter.begin()
-        self._steps.append(_Launched(self._begun, step))
-        self._begun += 1
+    def begin(self, step: int, *, holds: bool) -> bool:
+        """Starts a step, of the whole model where it `holds`; False if that of another thread is not over."""
+        me = threading.get_ident()
+        with self._lock:
+            if self._holder not in {0, me}:
+                return False
+            self._holder = me if holds else 0
+            self._counter.begin()
+            self._steps.append(_Launched(self._begun, step))
+            self._begun += 1
+        return True
+
+    def release(self) -> None:
+        """The forward of this thread is over."""
+        if self._holder == threading.get_ident():
+            self._holder = 0
 
     def add(self, site: int, t0: int, t1: int, ids: Any) -> None:
+        if self._steps[-1].thread != threading.get_ident():
+            raise RuntimeError("another thread's forward came between: this one is not counted")
         self._counter.add(site, ids)
         self._steps[-1].calls[site] = (t0, t1, ids.shape[0])
 
@@ -344,6 +384,6 @@ class _Launched:
     """A step as the host saw it: its number on the device, and its launch times by site."""
 
     def __init__(self, number: int, step: int) -> None:
-        self.number, self.step = number, step
+        self.number, self.step, self.thread = number, step, threading.get_ident()
         self.calls: dict[int, tuple[int, int, int]] = {}
         self.end: tuple[int, int, int, int, int] | None = None
