@@ -69,7 +69,7 @@ def pooled(patch):
 @contextlib.contextmanager
 def arena(patch):
     taken = Arena(1 << 16)
-    patch.setattr(taken._policy, "allocate", broken)
+    patch.setattr(type(taken._policy), "allocate", broken)  # of the class: a fault makes a new policy
 
     def call():
         block = taken.allocate(100)
@@ -95,10 +95,14 @@ def experts(patch):
 @contextlib.contextmanager
 def rescheduler(patch):
     control = Rescheduler(1000, broken, Options(cold_s=0, samples=1))
-    blocks = [Movable("a", 500, 0.0)]
     control.look(0.0, 0, pending=False, blocks=())  # what may be moved a second begins to add up
     times = iter(range(1, 99))
-    yield lambda: control.look(next(times), 990, pending=True, blocks=blocks) == 0, control.guard, 3
+
+    def call():
+        now = next(times)
+        return control.look(now, 990, pending=True, blocks=[Movable(now, 500, 0.0)]) == 0
+
+    yield call, control.guard, 3
 
 
 @contextlib.contextmanager

@@ -11,7 +11,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initial
 
 from moexray.core.errors import UsageError
 from moexray.runtime import guard as guards
-from moexray.runtime.arena import Arena, Memory
+from moexray.runtime.arena import Arena, ExpertSlots, Memory
 from moexray.runtime.arena import memory as memories
 from moexray.runtime.arena.blocks import USABLE
 
@@ -359,7 +359,9 @@ def test_a_move_that_tore_a_block_takes_the_arena_out_of_use(monkeypatch):
     assert arena.allocate(PAGE).offset is None  # plain, although there is room
     assert arena.compact() == 0
     assert value_of(whole) == 3
-    arena.free(whole)
+    with pytest.raises(UsageError) as told:
+        ExpertSlots(arena, slots=1, slot_bytes=PAGE)
+    assert told.value.hint == arena.fault
 
 
 def test_moves_on_a_device_take_no_memory():

@@ -91,7 +91,7 @@ class ExpertSlots:
             if block is not None:
                 arena.free(block)
             raise UsageError(f"{slots} slots of {slot_bytes} bytes do not fit into the arena",
-                             hint=f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
+                             hint=arena.fault or f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
         self.slot_bytes = slot_bytes
         self.guard = Guard(name)
         self._arena = arena

@@ -53,7 +53,7 @@ class Pages:
             if block is not None:
                 arena.free(block)
             raise UsageError(f"{pages} pages of {page_bytes} bytes do not fit into the arena",
-                             hint=f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
+                             hint=arena.fault or f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
         self._arena, self._block = arena, block
         self.page_bytes = page_bytes
         self.view: Any = block.__enter__().reshape(pages, page_bytes)
