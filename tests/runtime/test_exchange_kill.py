@@ -17,7 +17,7 @@ LANES = 8
 TIMEOUT_S = 2.0
 # From the start of a job to the error of a survivor: far more than a busy machine needs, and far less than
 # exchange_pool.ANSWER_S.
-DETECTED_S = 10 * TIMEOUT_S
+DETECTED_S = 5 * TIMEOUT_S
 
 
 @pytest.fixture
