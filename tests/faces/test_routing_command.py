@@ -236,8 +236,10 @@ def test_a_change_that_no_rank_feels_is_told_apart_from_one_that_matters(tmp_pat
     files = [counts(tmp_path / f"{i}.npz", draw(mix)) for i, mix in enumerate((even, tiny, hot))]
     small, large = (run(*pair, "--ep", 4).output for pair in (files[:2], files[1:]))
     assert "1 of 1 layer differ by more than chance" in small
-    assert "effect on the balance: none; placement in force" in small
-    assert "effect on the balance: clear; placement in force" in large
+    assert "effect on the balance: none; balancedness of the placement in force" in small
+    assert "effect on the balance: clear, for the worse (the busiest rank carries " in large
+    assert "effect on the balance: for the better; balanc" in run(files[2], files[1], "--ep", 4).output
+    assert "KL: of the later against the earlier" in large
     [row] = [c for c in document(*files[:2], "--ep", 4)["comparisons"] if c["from_source"] != c["to_source"]]
     assert (row["layers_changed"], row["effect"]) == (1, "none")
     assert row["mean_kl"] < 1e-4
@@ -261,3 +263,50 @@ def test_one_layer_that_changes_is_named(tmp_path):
     [change] = document(path, "--ep", 4)["change_points"]
     assert (change["step"], change["layers"], change["lasts"]) == (118, [5], True)
     assert "change of the mix at step 118: layer 5, JS" in run(path, "--ep", 4).output
+
+
+def test_noise_says_nothing_on_balance_and_a_moving_mix_does(tmp_path):
+    rng = np.random.default_rng(0)
+    mixes = rng.dirichlet(np.full(16, 0.8), 2)
+    still = np.stack([[rng.multinomial(2000, np.full(16, 1 / 16))] for _ in range(40)])
+    slide = np.stack([[rng.multinomial(2000, mixes[0] * (1 - t) + mixes[1] * t)] for t in np.linspace(0, 1, 40)])
+    paths = [counts(tmp_path / f"{name}.npz", cube) for name, cube in (("still", still), ("slide", slide))]
+    [source] = document(paths[0])["sources"]
+    assert source["relation"] is None
+    assert "drift and balance: cannot tell, the mix does not move by more than chance" in run(paths[0]).output
+    [source] = document(paths[1])["sources"]
+    assert (source["relation_unknown"], source["relation"]["windows"]) == (None, 40)
+    assert "that distance explains" in run(paths[1]).output
+
+
+def test_loads_of_different_shapes_are_not_compared_and_that_is_said(tmp_path):
+    rng = np.random.default_rng(0)
+    a, b = (counts(tmp_path / f"{n}.npz", rng.integers(1, 90, (3, 2, n))) for n in (16, 64))
+    doc = document(a, b)
+    assert [x["text"] for x in doc["not_compared"]] == ["not compared: 16 against 64 experts"]
+    assert "16.npz -> " in (text := run(a, b).output)
+    assert "not compared: 16 against 64 experts" in text
+    assert document(a, a)["not_compared"] == []
+
+
+def test_columns_never_run_together(tmp_path):
+    text = run(counts(tmp_path / "a.npz", [[[10**14, 10**14 - 1, 1, 1]] * 2])).output
+    rows = [line.split()[:2] for line in text.splitlines() if "200,000,000,000,001" in line]
+    assert rows == [["0", "200,000,000,000,001"], ["1", "200,000,000,000,001"]]
+
+
+def test_scores_alone_lead_to_the_command_that_routes_them(tmp_path):
+    rng = np.random.default_rng(0)
+    np.savez(tmp_path / "g.npz", router_logits=rng.normal(size=(1, 640, 8)).astype(np.float32))
+    text = run(tmp_path / "g.npz").output
+    assert "router scores, no choices: no change of the mean gate probabilities" in text
+    assert f"moexray whatif routing {tmp_path / 'g.npz'}" in text
+
+
+def test_ranks_that_do_not_divide_the_experts_are_refused_unless_a_placement_says_where_they_lie(tmp_path):
+    path = counts(tmp_path / "a.npz", [[[6, 2, 0, 1]]])
+    result = run(path, "--ep", 3)
+    assert result.exit_code == 2
+    assert "4 experts are no multiple of 3 EP ranks" in result.output
+    placed = counts(tmp_path / "b.npz", [[[6, 2, 0, 1]]], physical_to_logical_map=np.array([[0, 1, 2, 3, 0, 1]]))
+    assert document(placed, "--ep", 3)["sources"][0]["ep_size"] == 3

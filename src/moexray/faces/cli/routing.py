@@ -81,15 +81,19 @@ def describe(run: Run, ep: int | None = None) -> dict[str, Any]:
             raise UsageError(f"--ep {ep} ranks for {load.tokens.shape[-1]} experts", where=load.source,
                              hint="EP size is the number of ranks that share the experts")  # fmt: skip
     every = [figures(run, load, ep) for load in routed]
+    for f in every if ep else ():
+        _check_ep(f)
     drifts = [drift(f) for f in every]
     pairs = list(zip(every, drifts, strict=True))
-    compared = [*(c for f, d in pairs for c in _within(f, d)), *_between(every)]
+    within = [list(_within(f, d)) for f, d in pairs]
+    compared = [*(c for part in within for c in part), *_between(every)]
     return {
         "schema": "moexray.routing/1",
-        "sources": [_source(run, f, d) for f, d in pairs],
+        "sources": [_source(run, f, d, part) for (f, d), part in zip(pairs, within, strict=True)],
         "layers": [{"source": _name(f.load), **_layer(asdict(x))} for f in every for x in f.layers],
         "drift": [row for c in compared for row in c.pop("rows")],
         "comparisons": compared,
+        "not_compared": list(_not_compared(every)),
         "change_points": [row for f, d in pairs for row in _change_points(f, d)],
         "gates": gates,
         "set_aside": [
@@ -132,10 +136,26 @@ def _aside(load: Load) -> Iterable[tuple[str, int]]:
         yield "rows without any token (dense layers, buffer not filled)", zero
 
 
-def _source(run: Run, f: Figures, d: Drift) -> dict[str, Any]:
+def _check_ep(f: Figures) -> None:
+    """Experts of which each rank holds as many; a recorded placement says itself where they lie."""
+    units = f.tokens.shape[-1]
+    known = not f.load.from_routes or f.load.attrs.get("num_experts")
+    if f.ranks is None or f.ranks.given or f.load.axis == "rank" or not known:
+        return
+    count = f.ranks.tokens.shape[-1]
+    if units % count:
+        what = "slots" if f.axis == "physical" else "experts"
+        hint = "--ep that divides them; with redundant experts, give the placement, too"
+        told = f"{units} {what} are no multiple of {count} EP ranks"
+        raise UsageError(told, where=f.load.source, hint=hint)
+
+
+def _source(run: Run, f: Figures, d: Drift, halves: list[dict[str, Any]]) -> dict[str, Any]:
     from moexray.analyse.routing_windows import relation
 
-    link = relation(f)
+    # without a change the distances are noise, and so is what balance owes to them
+    moved = bool(d.found) or any(c["layers_changed"] for c in halves)
+    link = relation(f) if moved else None
     mean = sum(x.balancedness for x in f.layers) / len(f.layers) if f.layers else None
     return {
         "source": _name(f.load),
@@ -156,6 +176,7 @@ def _source(run: Run, f: Figures, d: Drift) -> dict[str, Any]:
         },
         "drift_unknown": d.reason or None,
         "page_hinkley_steps": [int(d.steps[i]) for i in d.hinkley],
+        "relation_unknown": None if moved or d.reason else "the mix does not move by more than chance",
         "relation": None if link is None else {**asdict(link), "unit": "balancedness per nat of JS"},
     }
 
@@ -221,6 +242,22 @@ def _between(every: list[Figures]) -> Iterable[dict[str, Any]]:
             yield _compared((f, g), ends, (Stretch.of(f), Stretch.of(g)))
 
 
+def _not_compared(every: list[Figures]) -> Iterable[dict[str, str]]:
+    """Neighbours of different shapes, which are not of one model or one kind of count."""
+    for f, g in pairwise(every):
+        (layers, units), (others, more) = f.tokens.shape[1:], g.tokens.shape[1:]
+        words = [
+            f"{a} against {b} {what}"
+            for a, b, what in (
+                (units, more, "experts"), (layers, others, "layers"), (f.axis, g.axis, "counts")
+            )
+            if a != b
+        ]  # fmt: skip
+        if words:
+            yield {"from_source": _name(f.load), "to_source": _name(g.load),
+                   "text": f"not compared: {', '.join(words)}"}  # fmt: skip
+
+
 def _compared(
     loads: tuple[Figures, Figures], ends: tuple[int, int], parts: tuple[Stretch, Stretch]
 ) -> dict[str, Any]:
@@ -251,11 +288,12 @@ def _gates(run: Run) -> list[dict[str, Any]]:
     """Changes of the mean gate probabilities, where router scores were recorded."""
     from moexray.algorithms.drift import changes
     from moexray.analyse.routing import MIN_WINDOW
-    from moexray.analyse.routing_windows import compare, gate_windows
+    from moexray.analyse.routing_windows import compare, gate_window, gate_windows
 
     out = []
     for batch in run.batches("logits"):
-        counts, labels = gate_windows(batch, MIN_WINDOW)
+        tokens = gate_window(batch, MIN_WINDOW)
+        counts, labels = gate_windows(batch, tokens)
         if not len(counts):
             continue
         middle = len(counts) // 2
@@ -263,8 +301,8 @@ def _gates(run: Run) -> list[dict[str, Any]]:
         out.append(
             {
                 "source": batch.source,
-                "window_tokens": MIN_WINDOW,
-                "change_tokens": [c.start * MIN_WINDOW for c in changes(counts) if c.lasts],
+                "window_tokens": tokens,
+                "change_tokens": [c.start * tokens for c in changes(counts) if c.lasts],
                 "halves": [asdict(x) for x in halves],
             }
         )

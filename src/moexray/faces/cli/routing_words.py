@@ -9,15 +9,17 @@ from moexray.faces.numbers import counted
 __all__ = ["routing_text"]
 
 SHOWN = 10  # layers, changes in the text
+BETTER = 1.01  # balancedness after / before from which on a change is one for the better
 TITLES = (
-    f"{'layer':>7}{'choices':>12}{'balanced':>10}{'max/mean':>10}{'cv':>7}{'gini':>7}{'entropy':>9}"
+    f"{'layer':>7} {'choices':>11}{'balanced':>10}{'max/mean':>10}{'cv':>7}{'gini':>7}{'entropy':>9}"
     f"{'top-1':>8}{'top-3':>8}{'active':>8}{'hot':>6}"
 )
 LEGEND = (
     "balanced: mean / max over EP ranks or experts as stated; 1 is even for it and entropy, 0 for gini;",
     "cv: standard deviation / mean; top-k: share of choices; active: experts with any; hot: the busiest;",
-    "KL, JS: nats (JS at most 0.693); effect: what a change does to the busiest rank, under 1 % none, under",
-    "10 % small, else clear, by the placement in force and by a plan made on the mix before (the worse)",
+    "KL: of the later against the earlier; KL, JS: nats (JS at most 0.693); effect: how much more the",
+    "busiest rank carries after a change, under 1 % none, under 10 % small, else clear, by the placement in",
+    "force and by a plan made on the mix before (the worse of both)",
     "next: moexray plan, with --gpus N, for a placement; moexray diagnose for cause and remedy",
 )
 
@@ -37,14 +39,27 @@ def routing_text(d: dict[str, Any]) -> str:
     for c in d["comparisons"]:
         if c["from_source"] != c["to_source"]:
             out.append(f"{_from_to(c['from_source'], c['to_source'])}: {_apart(c)}")
-    for g in d["gates"]:
-        at = ", ".join(map(str, g["change_tokens"])) or "none"
-        out.append(f"{g['source']}: changes of the gate probabilities at token: {at}")
+    out += [f"{_from_to(c['from_source'], c['to_source'])}: {c['text']}" for c in d["not_compared"]]
+    out += [line for g in d["gates"] for line in _gate(g)]
     out += [_engine(x) for x in d["engine_figures"]]
     out += [f"warning: {w['text']}" for w in d["warnings"]]
     out += [f"set aside: {a['rows']:,} {a['what']} in {a['source']}" for a in d["set_aside"]]
     out += [f"problem: {p['source']}: {p['text']}" for p in d["problems"]]
     return "\n".join([*out, *LEGEND])
+
+
+def _gate(g: dict[str, Any]) -> list[str]:
+    """Router scores: what moved, and where their load is to be had."""
+    at = ", ".join(map(str, g["change_tokens"]))
+    what = f"the mean gate probabilities change at token {at}" if at else \
+        "no change of the mean gate probabilities"  # fmt: skip
+    if halves := g["halves"]:
+        moved = sum(x["changed"] for x in halves)
+        what += f"; halves: {moved} of {counted(len(halves), 'layer')} differ by more than chance"
+    return [
+        f"{g['source']}: router scores, no choices: {what}",
+        f"  their load: moexray whatif routing {g['source']} (--top-k K if the file lacks it)",
+    ]
 
 
 def _engine(x: dict[str, Any]) -> str:
@@ -88,9 +103,9 @@ def _head(s: dict[str, Any]) -> list[str]:
 def _row(x: dict[str, Any]) -> str:
     label = "-" if x["layer"] < 0 else x["layer"]
     return (
-        f"{label:>7}{x['tokens']:>12,}{x['balancedness']:>10.3f}{x['max_over_mean']:>10.2f}{x['cv']:>7.2f}"
+        f"{label:>7} {x['tokens']:>11,}{x['balancedness']:>10.3f}{x['max_over_mean']:>10.2f}{x['cv']:>7.2f}"
         f"{x['gini']:>7.2f}{x['entropy']:>9.3f}{x['top1_share']:>8.3f}{x['top3_share']:>8.3f}"
-        f"{x['active_experts']:>8}{x['hot_expert']:>6}"
+        f"{x['active_experts']:>8} {x['hot_expert']:>5}"
     )
 
 
@@ -105,11 +120,14 @@ def _drift_text(s: dict[str, Any], d: dict[str, Any]) -> list[str]:
         lines.append(f"no {lasting} of the mix in {len(s['windows']['js'])} windows")
         lines += [f"first half against second: {_apart(c)}" for c in halves]
     if link := s["relation"]:
-        ends = f"({link['low']:+.2f} to {link['high']:+.2f})"
+        ends = f"(95 % interval {link['low']:+.2f} to {link['high']:+.2f})"
         lines.append(
-            f"drift and balance: {link['slope']:+.2f} balancedness per nat of JS {ends}, explains "
-            f"{link['r2']:.0%} of it over {link['windows']} windows"
+            f"drift and balance: per nat of JS between a window and all others, balancedness changes by "
+            f"{link['slope']:+.2f} {ends}; that distance explains {link['r2']:.0%} of the variance of "
+            f"balancedness over {link['windows']} windows"
         )
+    elif s["relation_unknown"]:
+        lines.append(f"drift and balance: cannot tell, {s['relation_unknown']}")
     return lines
 
 
@@ -129,15 +147,22 @@ def _change_text(c: dict[str, Any], s: dict[str, Any]) -> list[str]:
 
 def _effect_text(c: dict[str, Any], ep: int | None) -> str:
     """The size of an effect and the figures behind it."""
-    parts = []
+    parts, pairs = [], []
     if c["balancedness_before"] is not None:
-        parts.append(f"placement in force {c['balancedness_before']:.3f} -> {c['balancedness_after']:.3f}")
+        pairs.append((c["balancedness_before"], c["balancedness_after"]))
+        parts.append("balancedness of the placement in force {:.3f} -> {:.3f}".format(*pairs[-1]))
     if c["plan_before"] is not None:
-        gpus = f"{c['plan_gpus']} GPUs{'' if ep else ' assumed'}"
-        parts.append(
-            f"a plan made before ({gpus}) keeps {c['plan_after']:.3f}, {c['plan_before']:.3f} in its own time"
-        )
-    return f"{c['effect']}; {'; '.join(parts)}" if parts else "cannot tell without an EP size or experts"
+        pairs.append((c["plan_before"], c["plan_after"]))
+        gpus = f"{counted(c['plan_gpus'], 'GPU')}{'' if ep else ' assumed'}"
+        parts.append(f"that of a plan made before ({gpus}) {{:.3f}} -> {{:.3f}}".format(*pairs[-1]))
+    if not parts:
+        return "cannot tell without an EP size or experts"
+    size = c["effect"]
+    if size != "none":
+        size = f"{size}, for the worse (the busiest rank carries {c['busiest_growth']:.0%} more)"
+    elif all(after > before * BETTER for before, after in pairs):
+        size = "for the better"
+    return f"{size}; {'; '.join(parts)}"
 
 
 def _apart(c: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from moexray.core.errors import UsageError
 from moexray.core.json_text import json_text
 from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
+from moexray.faces.numbers import counted
 
 if TYPE_CHECKING:
     from moexray.algorithms.placement import Shape
@@ -99,7 +100,8 @@ def _source(scores: Scores, shape: Shape | None) -> dict[str, Any]:
         "top_k_from": scores.k_from,
         "precision": scores.precision or None,
         "recorded_choices_reproduced": scores.agree,
-        "balancedness_over": "experts" if shape is None else f"{shape.gpus} GPUs, {shape.slots} slots",
+        "balancedness_over": "experts" if shape is None
+        else f"{counted(shape.gpus, 'GPU')}, {counted(shape.slots, 'slot')}",
         "choices_only": scores.choices_only,
         "not_tried": [],
     }
@@ -111,8 +113,8 @@ def _text(d: dict[str, Any]) -> str:
         rows = [r for r in d["policies"] if r["source"] == s["source"]]
         precision = f" in {s['precision']}" if s["precision"] else ""
         out.append(
-            f"{s['source']}: {s['layers']} layers, {s['tokens']} tokens, top-{s['top_k']} of {s['experts']} "
-            f"experts ({s['top_k_from']}){precision}"
+            f"{s['source']}: {counted(s['layers'], 'layer')}, {counted(s['tokens'], 'token')}, "
+            f"top-{s['top_k']} of {counted(s['experts'], 'expert')} ({s['top_k_from']}){precision}"
         )
         if s["recorded_choices_reproduced"] is not None:
             share = s["recorded_choices_reproduced"]
@@ -122,7 +124,8 @@ def _text(d: dict[str, Any]) -> str:
         out += ["", "policy".ljust(width) + "".join(f"{x:>10}" for x in titles)]
         out += [r["policy"].ljust(width) + _cells(r) for r in rows]
         if left := len(s["not_tried"]):
-            out.append(f"  {left} policies not tried: without router scores the next best expert is unknown")
+            many = counted(left, "policy", "policies")
+            out.append(f"  {many} not tried: without router scores the next best expert is unknown")
         out.append("")
     for s in d["sources"]:
         name = f" for {s['source']}" if len(d["sources"]) > 1 else ""
@@ -157,6 +160,6 @@ def _conclusion(rows: list[dict[str, Any]]) -> str:
 def _cells(r: dict[str, Any]) -> str:
     keys = ("flipped_share", "dropped_share", "ties_share", "output_change")
     shares = "".join(f"{r[k]:>10.2%}" for k in keys)
-    load = f"{r['load_std_before']:>10.1f}{r['load_std_after']:>10.1f}"
+    load = f" {r['load_std_before']:>9.1f} {r['load_std_after']:>9.1f}"
     even = f"{r['balancedness_before']:>10.3f}{r['balancedness_after']:>10.3f}"
     return f"{r['effect']:>10}{load}{even}{shares}"
