@@ -157,3 +157,18 @@ def test_yaml_under_another_name_is_said(file, tmp_path):
     words = (file, "--gpus", 8, "--for", "trtllm")
     assert "note: x.json holds YAML" in invoke(*words, "-o", tmp_path / "x.json").output
     assert "holds YAML" not in invoke(*words, "-o", tmp_path / "x.yaml").output
+
+
+def test_holes_of_the_current_placement_are_said(file, tmp_path):
+    now = tmp_path / "now.json"
+    row = (np.arange(24) % 16).tolist()
+    now.write_text(json.dumps({"physical_to_logical_map": [row, [*row[:-1], -1], row]}))
+    text = invoke(file, "--slots", 24, "--gpus", 8, "--current", now).output
+    assert "note: the current placement has 1 empty slot (-1), in layer 1" in text
+
+
+def test_words_agree_with_their_number(tmp_path):
+    (tmp_path / "a.json").write_text('{"counts": [[5, 1, 2, 8]]}')
+    text = invoke(tmp_path / "a.json", "--gpus", 1).output
+    assert "4 experts in 4 slots, 1 GPU, global" in text
+    assert "the same traffic (there is no later half), the busiest GPUs would carry as much" in text

@@ -150,3 +150,22 @@ def test_a_map_of_another_dump_is_refused():
 def test_a_layer_that_was_lost_is_told_from_a_dense_one(rows, lost):
     document = {"counts": {str(y): [sign, 2, 3, 4] for y, sign in rows.items()}}
     assert traffic(run_of(a__json=json.dumps(document).encode())).lost == lost
+
+
+def test_choices_of_a_smaller_model_are_not_mixed_in():
+    rng = np.random.default_rng(0)
+    small, large = (saved(topk_ids=rng.integers(0, n, (2, 4000, 2))) for n in (8, 64))
+    with pytest.raises(UsageError, match=r"different numbers of experts \(a.npz: 8, b.npz: 64\)"):
+        traffic(run_of(a__npz=small, b__npz=large))
+    with pytest.raises(UsageError, match=r"different numbers of experts \(a.npz: 8, b.npz: 64\)"):
+        traffic(run_of(a__npz=small, b__npz=saved(logical_count=counts(experts=64))))
+    few = saved(topk_ids=rng.integers(0, 8, (2, 20, 2)))  # the others just did not occur yet
+    assert traffic(run_of(a__npz=few, b__npz=large)).experts == 64
+
+
+def test_one_unnamed_row_is_no_placement_of_several_layers(tmp_path):
+    path = tmp_path / "one.json"
+    path.write_text(json.dumps({"physical_to_logical_map": [[0, 1, 2, 3]]}))
+    assert current_placement(str(path), (4,)).tolist() == [[0, 1, 2, 3]]
+    with pytest.raises(UsageError, match=r"lacks layer 4, 7"):
+        current_placement(str(path), (4, 7))

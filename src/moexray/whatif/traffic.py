@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Traffic", "current_placement", "traffic"]
 
 MAX_PLAN = 1 << 27  # bytes; a plan of 100 layers of 1,024 slots is under 1 MiB
+ENOUGH = 64  # choices per expert after which an expert that never occurs does not exist
 REGULAR = 3  # layers at one distance from which on that is the build of the model
 HINT = "give counts per expert, or router choices (docs/capture.md); `moexray inspect` says what was read"
 
@@ -142,9 +143,13 @@ def _experts(run: Run, cubes: list[tuple[Load, np.ndarray]], given: int | None) 
     names = [f"{load.source} {load.attrs.get('label') or ''}".rstrip() for load, _ in cubes]
     widths = {tokens.shape[2]: name for (_, tokens), name in zip(cubes, names, strict=True)}
     counted = {tokens.shape[2] for load, tokens in cubes if not load.from_routes}
-    if len(counted) > 1:
+    stated = {int(n) for load, _ in cubes if (n := load.attrs.get("num_experts"))}
+    most = max(widths)
+    # ids that end below half of the experts over so many choices are of a smaller model
+    small = any(2 * t.shape[2] <= most and t.sum() > ENOUGH * most for x, t in cubes if x.from_routes)
+    if len(counted) > 1 or len(stated) > 1 or small:
         parts = ", ".join(f"{source}: {width}" for width, source in sorted(widths.items()))
-        raise UsageError(f"the files count different numbers of experts ({parts})",
+        raise UsageError(f"the files have different numbers of experts ({parts})",
                          hint="give the files of one model")  # fmt: skip
     known = given or max((int(load.attrs.get("num_experts") or 0) for load, _ in cubes), default=0)
     known = known or int(config(run, "num_experts") or 0)
@@ -190,7 +195,7 @@ def _align(load: Load, tokens: np.ndarray, layers: list[int], experts: int) -> n
 
 
 def current_placement(path: str, layers: tuple[int, ...]) -> np.ndarray:
-    """[layers, slots], the last placement of a file or folder for these layers.
+    """[layers, slots], the last placement of a file or folder for these layers; -1 is an empty slot.
 
     Args:
         path: A dump or placement of an engine, or a plan that moexray wrote.
@@ -213,14 +218,15 @@ def current_placement(path: str, layers: tuple[int, ...]) -> np.ndarray:
         found = [int(y) for y in columns["layer"][last]], np.asarray(columns["slots"])[last]
     labels, slots = found
     rows = {y: i for i, y in enumerate(labels)}
-    if labels == [-1]:
-        return np.repeat(slots, len(layers), axis=0)
+    if labels == [-1] and len(layers) == 1:
+        return slots
     if all(y in rows for y in layers):
         return np.asarray(slots[[rows[y] for y in layers]])
     if len(labels) == len(layers):
         return slots
     lost = [y for y in layers if y not in rows]
-    raise UsageError(f"the current placement lacks layer {', '.join(map(str, lost[:8]))}", where=path,
+    one = " (it has one row, which names no layer)" if labels == [-1] else ""
+    raise UsageError(f"the current placement lacks layer {', '.join(map(str, lost[:8]))}{one}", where=path,
                      hint="give a placement with all layers that have counts")  # fmt: skip
 
 

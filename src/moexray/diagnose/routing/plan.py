@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Plan", "logical_tokens", "plan", "skew_remedies"]
 
+NO_BETTER = 5e-4  # of balancedness, which is shown with three decimals
 LAYERS = 8  # layers planned for a prediction
 MAX_CELLS = 400_000  # slots x ranks of one layer that the plain packer takes in well under a second
 
@@ -74,6 +75,7 @@ def skew_remedies(ranks: Ranks, layers: Sequence[int], now: float) -> tuple[Reme
     experts = tokens.shape[2] if tokens is not None else 0
     fit = -experts % count
     size = ranks.load.attrs.get("expert_bytes")
+    best = 0.0  # predicted by a remedy before that costs less
     for id, extra in (("re-place-experts", fit), ("redundant-experts", fit + count)):
         made = plan(tokens, layers, count, extra) if tokens is not None else None
         if made is None:
@@ -85,8 +87,11 @@ def skew_remedies(ranks: Ranks, layers: Sequence[int], now: float) -> tuple[Reme
                 f"predicted balancedness {made.balancedness:.3f} after {now:.3f} now (bound of any placement "
                 f"{made.best:.3f}; {scored})"
             )
+            if made.balancedness < best + NO_BETTER:
+                words += ", no better than placing anew on the same slots"
+            best = max(best, made.balancedness)
         slots = extra // count if extra else 0
-        memory = f"{slots} more experts per layer and rank"
+        memory = f"{slots} more expert{'s' * (slots != 1)} per layer and rank"
         if size:
             memory += f", {human_bytes(slots * float(size))} per layer and rank"
         found.append(remedy(id, predicted=words, memory=memory, slots=extra))

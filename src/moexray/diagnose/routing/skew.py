@@ -147,7 +147,7 @@ def _skew_finding(skew: _Skew, change: Moved | None, limits: Limits) -> Finding:
         )
     claim += (
         f" {len(bad)} of {len(skew.layers)} layers lie below the limit; perfect balance would save at most "
-        f"{1 - time:.0%} of the MoE compute time. {skew.ranks.mapping[0].upper()}{skew.ranks.mapping[1:]}."
+        f"{1 - time:.0%} of the MoE compute time. How the ranks were counted: {skew.ranks.mapping}."
     )
     index = [int(np.flatnonzero(load.layers == b.layer)[0]) for b in bad if b.layer is not None]
     return Finding(

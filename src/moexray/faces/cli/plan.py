@@ -196,7 +196,7 @@ def _text(
         label = f"layer {y['layer']}"
         out.append(f"{label:<36}" + "".join(_cell(y["current" if n == "current" else n]) for n in names))
     if len(known) > SHOWN:
-        out.append(f"({len(known) - SHOWN} more layers in --format json)")
+        out.append(f"({_count(len(known) - SHOWN, 'more layer')} in --format json)")
     out.append("trivial: slot i holds expert i modulo their number, as engines start; bound: of any plan")
     told = [*_verdict(made, d), *_notes(seen, made), *_files(made, output, options)]
     return "\n".join([*(line.rstrip() for line in out), "", *told])
@@ -206,7 +206,8 @@ def _head(shape: Shape, d: dict[str, Any]) -> str:
     nodes = f" on {shape.nodes} nodes" if shape.nodes > 1 else ""
     groups = f", {shape.groups} groups" if shape.groups else ""
     extra = f" ({shape.slots - shape.experts} redundant)" if shape.slots > shape.experts else ""
-    what = f"{shape.experts} experts in {shape.slots} slots{extra}, {shape.gpus} GPUs{nodes}"
+    what = f"{_count(shape.experts, 'expert')} in {_count(shape.slots, 'slot')}{extra}, "
+    what += f"{_count(shape.gpus, 'GPU')}{nodes}"
     return f"plan: {what}, {d['mode']}{groups}, {d['split']} split over replicas"
 
 
@@ -222,8 +223,8 @@ def _verdict(made: Plan, d: dict[str, Any]) -> list[str]:
     out = [f"conclusion: {_conclusion(made, d)}"]
     if d["moved_slots"] is not None:
         size = "" if d["moved_bytes"] is None else f", {human(d['moved_bytes'], 'bytes')} of weights"
-        total = made.shape.slots * len(d["layers"])
-        out.append(f"moves: {d['moved_slots']} of {total} slots{size}; {made.fetched} on the busiest GPU")
+        total = _count(made.shape.slots * len(d["layers"]), "slot")
+        out.append(f"moves: {d['moved_slots']} of {total}{size}; {made.fetched} on the busiest GPU")
     paid = d["payback"]
     if paid:
         gain, stall = human(paid["gain_seconds_per_step"], "s"), human(paid["stall_seconds"], "s")
@@ -248,7 +249,7 @@ def _conclusion(made: Plan, d: dict[str, Any]) -> str:
     if best <= NOTHING:
         more = f"{-best:.1%} more" if best < -NOTHING else "as much"
         keep = "keep the current placement" if current else "no gain"
-        return f"{keep}: {on} the busiest GPUs would carry {more}"
+        return f"{keep}: {on}, the busiest GPUs would carry {more}"
     gain = f"at most {best:.1%} of MoE time saved against {than}, {on}"
     paid = d["payback"]
     if paid is None:
@@ -275,7 +276,12 @@ def _files(made: Plan, output: Path | None, options: dict[str, Any]) -> list[str
 def _notes(seen: Traffic, made: Plan) -> list[str]:
     more = len(seen.notes) - NOTES
     out = [f"note: {n}" for n in seen.notes[:NOTES]] + ([f"note: {more} more in --format json"] * (more > 0))
-    held = made.shape.slots if made.options.current is None else len(made.options.current[0])
+    now = made.options.current
+    if now is not None and (now < 0).any():
+        names = [str(y.layer) for y, row in zip(made.layers, now, strict=True) if (row < 0).any()]
+        many = _count(int((now < 0).sum()), "empty slot")
+        out.append(f"note: the current placement has {many} (-1), in layer {', '.join(names[:SHOWN])}")
+    held = made.shape.slots if now is None else len(now[0])
     if held != made.shape.slots:
         out.append(f"note: the current placement has {held} slots a layer; --slots {held} plans for as many")
     return out
