@@ -235,7 +235,7 @@ def test_a_change_that_no_rank_feels_is_told_apart_from_one_that_matters(tmp_pat
 
     files = [counts(tmp_path / f"{i}.npz", draw(mix)) for i, mix in enumerate((even, tiny, hot))]
     small, large = (run(*pair, "--ep", 4).output for pair in (files[:2], files[1:]))
-    assert "1 of 1 layer differ by more than chance" in small
+    assert "1 of 1 layer differs by more than chance" in small
     assert "effect on the balance: none; balancedness of the placement in force" in small
     assert "effect on the balance: clear, for the worse (the busiest rank carries " in large
     assert "effect on the balance: for the better; balanc" in run(files[2], files[1], "--ep", 4).output

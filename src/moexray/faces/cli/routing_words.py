@@ -55,7 +55,7 @@ def _gate(g: dict[str, Any]) -> list[str]:
         "no change of the mean gate probabilities"  # fmt: skip
     if halves := g["halves"]:
         moved = sum(x["changed"] for x in halves)
-        what += f"; halves: {moved} of {counted(len(halves), 'layer')} differ by more than chance"
+        what += f"; first half against second: {_differing(moved, len(halves))}"
     return [
         f"{g['source']}: router scores, no choices: {what}",
         f"  their load: moexray whatif routing {g['source']} (--top-k K if the file lacks it)",
@@ -165,6 +165,10 @@ def _effect_text(c: dict[str, Any], ep: int | None) -> str:
     return f"{size}; {'; '.join(parts)}"
 
 
+def _differing(changed: int, layers: int) -> str:
+    return f"{changed} of {counted(layers, 'layer')} differ{'s' * (changed == 1)} by more than chance"
+
+
 def _apart(c: dict[str, Any]) -> str:
     """How far two stretches are apart, and what that does."""
     if not c["layers"]:
@@ -176,5 +180,5 @@ def _apart(c: dict[str, Any]) -> str:
     )
     if not c["layers_changed"]:
         return f"no layer differs by more than chance ({figures})"
-    many = f"{c['layers_changed']} of {counted(c['layers'], 'layer')} differ by more than chance ({figures})"
+    many = f"{_differing(c['layers_changed'], c['layers'])} ({figures})"
     return f"{many}; effect on the balance: {_effect_text(c, c['balancedness_before'] and c['plan_gpus'])}"
