@@ -142,7 +142,7 @@ def test_a_map_beside_counts_of_another_model_is_not_believed(tmp_path, counts):
     assert "the map names expert 31 of 16 counted: of another model" in invoke("routing", tmp_path).output
 
 
-@pytest.mark.parametrize("spoil", [np.nan, np.inf, -np.inf, 3e38, -3e38])
+@pytest.mark.parametrize("spoil", [np.nan, np.inf, 3e38, -3e38])
 @pytest.mark.filterwarnings("error")
 def test_scores_that_no_router_gives_cost_their_token(tmp_path, spoil):
     logits = np.random.default_rng(0).normal(size=(2, 300, EXPERTS)).astype(np.float32)
@@ -153,6 +153,23 @@ def test_scores_that_no_router_gives_cost_their_token(tmp_path, spoil):
         assert "in logits: row 307, column 3; 1 rows are not used" in " ".join(result.output.split())
     rows = json.loads(invoke("whatif", "routing", path, "--format", "json").stdout)["policies"]
     assert all(np.isfinite(v) for r in rows for v in r.values() if isinstance(v, float))
+
+
+@pytest.mark.filterwarnings("error")
+def test_minus_infinity_is_an_expert_that_may_not_be_chosen(tmp_path):
+    rng = np.random.default_rng(0)
+    logits = rng.normal(size=(2, 300, EXPERTS)).astype(np.float32)
+    held = rng.random(logits.shape) < 0.4
+    held[..., :6] = False
+    logits[held] = -np.inf
+    path = saved(tmp_path / "l.npz", logits=logits, top_k=4)
+    for words in (("whatif", "routing", path), ("routing", path), ("diagnose", path)):
+        assert "not used" not in invoke(*words).output
+    row = json.loads(invoke("routing", path, "--format", "json").stdout)["gates"][0]
+    assert all(np.isfinite(v) for half in row["halves"] for v in half.values())
+    logits[0, 5] = -np.inf  # nobody may be chosen: no row of a router
+    out = invoke("routing", saved(tmp_path / "m.npz", logits=logits, top_k=4)).output
+    assert "logits: row 5, column 0; 1 rows are not used" in " ".join(out.split())
 
 
 @pytest.mark.parametrize(("scale", "kind"), [(1e37, np.float32), (1e300, np.float64), (np.nan, np.float32)])

@@ -1,13 +1,15 @@
 import io
 import pickle
+import tracemalloc
 
 import numpy as np
 import pytest
 
-from moexray.core.errors import ReadError
+from moexray.core.errors import LimitError, ReadError
 from moexray.core.run import Reading
 from moexray.core.source import Source
 from moexray.readers import npz
+from moexray.readers.shapes import routing_tokens
 
 
 def saved(**arrays):
@@ -148,3 +150,38 @@ def test_objects_and_damage_are_refused():
 def test_foreign_arrays_are_named():
     with pytest.raises(ReadError, match="weights_of_x"):
         read(saved(weights_of_x=np.ones((2, 2), np.float32)))
+
+
+def test_ids_stay_small_and_are_not_copied():
+    ids = np.random.default_rng(0).integers(0, 64, (3, 200_000, 8), dtype=np.uint8)
+    stored = io.BytesIO()
+    np.savez(stored, topk_ids=ids)
+    content = stored.getvalue()
+    tracemalloc.start()
+    routes = batch(read(content), "routes")
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert routes.columns["ids"].dtype == np.int8
+    assert np.array_equal(routes.columns["ids"], ids.reshape(-1, 8))
+    assert peak < 4 * ids.nbytes  # int32 ids and masks of everything took twelve times as much
+
+
+def test_what_would_not_fit_into_memory_is_refused(monkeypatch):
+    monkeypatch.setattr(routing_tokens, "MAX_WORK", 1 << 12)
+    for arrays in ({"topk_ids": np.ones((2, 900, 8), np.uint8)}, {"logits": np.ones((2, 90, 64), np.float32)}):
+        with pytest.raises(LimitError, match="MiB of memory"):
+            read(saved(**arrays))
+
+
+@pytest.mark.parametrize(("shape", "order"), [("(60, 1000000000, 8)", "False"), ("(2, -5)", "False")])
+def test_a_header_that_lies_about_its_size_is_refused(shape, order):
+    head = f"{{'descr': '|u1', 'fortran_order': {order}, 'shape': {shape}, }}".encode().ljust(117) + b"\n"
+    content = b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head + bytes(1000)
+    with pytest.raises(ReadError, match="its header promises"):
+        read(content, "a.npy")
+
+
+def test_columns_first_are_read_as_they_are_meant():
+    cube = np.arange(24).reshape(2, 3, 4)
+    out = read(saved(logical_count=np.asfortranarray(cube + 1)))
+    assert np.array_equal(batch(out, "counts").columns["tokens"], cube.reshape(6, 4) + 1)

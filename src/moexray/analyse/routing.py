@@ -7,6 +7,7 @@ are set aside; counters that only grow are differenced; files of several ranks a
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Batch, Run
 
-__all__ = ["MIN_WINDOW", "Load", "Mismatch", "config", "folder", "loads", "over_senders"]
+__all__ = ["MIN_WINDOW", "Load", "Mismatch", "by_layer", "config", "folder", "loads", "over_senders"]
 
 WINDOWS = 64  # windows that a stream of tokens is cut into
 MIN_WINDOW = 64  # tokens of a window
@@ -241,42 +242,67 @@ def _tidy(load: Load) -> Load:
                    set_aside=int(repeated.sum()))  # fmt: skip
 
 
-def dummy_tokens(ids: np.ndarray, limit: int) -> np.ndarray:
-    """[tokens], True where a token's ids [tokens, k] are one of a run of at least `limit` equal rows."""
-    if len(ids) < limit:
-        return np.zeros(len(ids), bool)
-    change = np.flatnonzero((ids[1:] != ids[:-1]).any(axis=1)) + 1
-    edges = np.concatenate([[0], change, [len(ids)]])
+def by_layer(layer: np.ndarray) -> list[tuple[int, slice | np.ndarray]]:
+    """(label, its rows) of each layer, by label: slices where the rows of a layer stand together."""
+    if not len(layer):
+        return []
+    edges = np.concatenate([[0], np.flatnonzero(layer[1:] != layer[:-1]) + 1, [len(layer)]])
+    labels = [int(y) for y in layer[edges[:-1]]]
+    if len(set(labels)) == len(labels):
+        together = [(y, slice(int(a), int(b))) for y, (a, b) in zip(labels, pairwise(edges), strict=True)]
+        return sorted(together, key=lambda part: part[0])
+    return [(int(y), np.flatnonzero(layer == y)) for y in np.unique(layer)]
+
+
+def dummy_tokens(stack: Sequence[np.ndarray], limit: int) -> np.ndarray:
+    """[tokens], True where a token is one of a run of at least `limit` whose ids are equal in each layer.
+
+    Args:
+        stack: [tokens, k] ids of each layer.
+        limit: Shortest run.
+    """
+    tokens = len(stack[0])
+    if tokens < limit:
+        return np.zeros(tokens, bool)
+    changed = np.zeros(tokens - 1, bool)
+    for ids in stack:
+        for k in range(ids.shape[1]):
+            changed |= ids[1:, k] != ids[:-1, k]
+    edges = np.concatenate([[0], np.flatnonzero(changed) + 1, [tokens]])
     return np.repeat(np.diff(edges) >= limit, np.diff(edges))
 
 
 def _from_routes(batch: Batch, dummy_run: int, windows: int) -> Load | None:
     """Counts per window of tokens from router choices, warm-up rows set aside."""
-    layer, ids = np.asarray(batch.columns["layer"]), np.asarray(batch.columns["ids"])
-    layers = np.unique(layer)
-    per_layer = [ids[layer == y] for y in layers]
-    tokens = min(len(p) for p in per_layer)
+    ids = np.asarray(batch.columns["ids"])
+    parts = by_layer(np.asarray(batch.columns["layer"]))
+    tokens = min((len(ids[at]) for _, at in parts), default=0)
     if not tokens:
         return None
-    stack = np.stack([p[:tokens] for p in per_layer])
-    dummy = dummy_tokens(np.moveaxis(stack, 0, 1).reshape(tokens, -1), dummy_run)
+    layers = np.array([y for y, _ in parts])
+    stack = [ids[at][:tokens] for _, at in parts]
+    dummy = dummy_tokens(stack, dummy_run)
     if dummy.all():
         dummy[:] = False  # nothing else is there: what was recorded is what can be shown
     keep = ~dummy
-    stack = stack[:, keep]
+    if dummy.any():
+        stack = [p[keep] for p in stack]
     experts = int(batch.attrs.get("num_experts") or 0)
-    units = max(experts, int(stack.max()) + 1)
+    units = max(experts, *(int(p.max()) + 1 for p in stack))
     most = min(windows, MAX_CELLS // max(len(layers) * units, 1))
-    count = max(1, min(most, stack.shape[1] // MIN_WINDOW))
-    edges = np.linspace(0, stack.shape[1], count + 1).astype(int)
+    count = max(1, min(most, len(stack[0]) // MIN_WINDOW))
+    edges = np.linspace(0, len(stack[0]), count + 1).astype(int)
     cube = np.zeros((count, len(layers), units), np.int64)
-    for w in range(count):
-        for y in range(len(layers)):
-            part = stack[y, edges[w] : edges[w + 1]]
+    for y, choices in enumerate(stack):
+        for w, (a, b) in enumerate(pairwise(edges)):
+            part = choices[a:b]
             cube[w, y] = np.bincount(part[part >= 0].ravel(), minlength=units)
     hottest = np.argsort(-cube.sum(axis=0), axis=1, kind="stable")[:, :TOP]
-    served = (np.isin(part, best).any(axis=1) for part, best in zip(stack, hottest, strict=True))
-    attrs = {**batch.attrs, "seen_tokens": tokens, "touched": [float(s.mean()) for s in served]}
+    touched = []
+    for choices, best in zip(stack, hottest, strict=True):
+        parts_of = (np.isin(choices[a:b], best).any(axis=1).sum() for a, b in pairwise(edges))
+        touched.append(float(sum(parts_of) / len(choices)))
+    attrs = {**batch.attrs, "seen_tokens": tokens, "touched": touched}
     notes = (f"{int(dummy.sum())} of {tokens} tokens are runs of identical rows (warm-up): set aside",)
     positions = np.flatnonzero(keep)[edges[:-1]]
     return Load(

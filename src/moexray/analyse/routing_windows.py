@@ -8,15 +8,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from moexray.algorithms.drift import FEWEST, REFERENCE, changes, js, js_floor, kl, kl_floor, page_hinkley, psi
+from moexray.analyse.routing import by_layer
 
 if TYPE_CHECKING:
     from moexray.algorithms.drift import Change
     from moexray.analyse.routing_figures import Figures
     from moexray.core.run import Batch
 
-__all__ = ["Distance", "Drift", "Relation", "compare", "drift", "gate_windows", "relation"]
+__all__ = ["Distance", "Drift", "Relation", "compare", "drift", "gate_window", "gate_windows", "relation"]
 
 MOST = 512  # windows looked at; longer streams get longer windows
+AT_ONCE = 1 << 14  # rows of router scores in float64 at a time
 CHOICES = 4  # per expert in a window, at least
 APART = 3.0  # a distance between two mixes counts above so many noise floors and distances of own halves
 DRAWS = 400  # of the bootstrap
@@ -190,6 +192,13 @@ def relation(figures: Figures, seed: int = 0) -> Relation | None:
     return Relation(slope, float(low), float(high), float(np.corrcoef(x, y)[0, 1] ** 2), len(x))
 
 
+def gate_window(batch: Batch, least: int) -> int:
+    """Tokens of a window, at least `least`, so that there are at most MOST windows."""
+    rows = batch.columns["layer"]
+    longest = max((len(rows[at]) for _, at in by_layer(np.asarray(rows))), default=0)
+    return max(least, -(-longest // MOST))
+
+
 def gate_windows(batch: Batch, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     """Mean gate probabilities per window of router scores, as counts (probability x tokens).
 
@@ -200,16 +209,22 @@ def gate_windows(batch: Batch, tokens: int) -> tuple[np.ndarray, np.ndarray]:
     Returns:
         ([windows, layers, experts], [layers] labels); no windows where no token has sound scores.
     """
-    layer, values = np.asarray(batch.columns["layer"]), batch.columns["values"]
-    labels = np.unique(layer)
+    values = batch.columns["values"]
+    layers = by_layer(np.asarray(batch.columns["layer"]))
+    labels = np.array([y for y, _ in layers])
     parts = []
-    for label in labels:
-        rows = np.asarray(values[layer == label], np.float64)
-        if batch.attrs.get("kind") != "probs":
-            rows = np.exp(rows - rows.max(axis=1, keepdims=True))
-        rows = rows / np.maximum(rows.sum(axis=1, keepdims=True), 1e-30)
-        edges = np.arange(0, max(len(rows) - tokens + 1, 1), tokens)
-        parts.append(np.add.reduceat(rows[: edges[-1] + tokens], edges, axis=0))
+    many = max(AT_ONCE // tokens, 1)
+    for _, at in layers:
+        scores = values[at]
+        edges = np.arange(0, max(len(scores) - tokens + 1, 1), tokens)
+        sums = np.zeros((len(edges), values.shape[1]))
+        for i in range(0, len(edges), many):
+            rows = np.asarray(scores[edges[i] : edges[min(i + many, len(edges)) - 1] + tokens], np.float64)
+            if batch.attrs.get("kind") != "probs":
+                rows = np.exp(rows - rows.max(axis=1, keepdims=True))
+            rows /= np.maximum(rows.sum(axis=1, keepdims=True), 1e-30)
+            sums[i : i + many] = np.add.reduceat(rows, edges[i : i + many] - edges[i], axis=0)
+        parts.append(sums)
     if not parts:
         return np.zeros((0, 0, values.shape[1])), labels
     shortest = min(map(len, parts))

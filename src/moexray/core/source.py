@@ -167,7 +167,7 @@ class Source:
     def _load(self, limit: int) -> bytes:
         if self.compression == "gzip" and (fast := self._libdeflate(limit)) is not None:
             return fast
-        if not self.compression and self.file is not None and self.disk_bytes <= limit:
+        if self.compression in ("", "zip") and self.file is not None and self.disk_bytes <= limit:
             return self._read_file()  # in one piece: joining pieces would hold it twice
         out = bytearray()
         for piece in self.chunks():

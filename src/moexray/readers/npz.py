@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 import struct
 import zlib
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["read", "sniff"]
 
 MAGIC = b"\x93NUMPY"
+HEADER_BYTES = 1 << 17  # a header of format 1 is at most half of it
 
 
 
@@ -49,10 +51,9 @@ def read(source: Source, out: Reading) -> None:
     """
     from moexray.readers.shapes.routing_objects import take_document
 
-    data = source.data()
-    if data.startswith(MAGIC):
+    if source.head.startswith(MAGIC):
         try:
-            bare = _array(data, "the array", source)
+            bare = _array(source.data(), "the array", source)
         except ReadError as why:
             if "EOF" in why.what or "truncated" in why.what:
                 out.problem("input.truncated", why.what, lost=None)
@@ -60,7 +61,7 @@ def read(source: Source, out: Reading) -> None:
         arrays = {"array": bare}
         taken = take_document(bare, "npy", source, out)
     else:
-        arrays = _members(data, source, out)
+        arrays = _members(source.data(), source, out)
         taken = take_document(arrays, "npz", source, out)
     if not taken:
         names = ", ".join(f"{k}{list(v.shape)}" for k, v in list(arrays.items())[:8])
@@ -83,10 +84,33 @@ def _members(data: bytes, source: Source, out: Reading) -> dict[str, Any]:
     return arrays
 
 
-def _array(data: bytes, name: str, source: Source) -> np.ndarray:
-    import numpy as np
-
+def _array(data: bytes | memoryview, name: str, source: Source) -> np.ndarray:
     try:
-        return np.load(io.BytesIO(data), allow_pickle=False)  # type: ignore[no-any-return]
+        return _over(data)
     except _damage() as why:
         raise ReadError(f"{name} is damaged or holds pickled objects ({why})", where=source.path) from why
+
+
+def _over(data: bytes | memoryview) -> np.ndarray:
+    """The array that the header promises, over the bytes behind it; nothing is copied.
+
+    Raises:
+        ValueError: fewer bytes than promised, objects, or no header.
+    """
+    import numpy as np
+
+    content = io.BytesIO(data[:HEADER_BYTES])
+    version = np.lib.format.read_magic(content)
+    read_header = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
+    if version not in read_header:  # names of fields beyond ASCII: no array of ours
+        raise ValueError(f"format {version[0]}.{version[1]} is not read")
+    shape, by_columns, kind = read_header[version](content)
+    if kind.hasobject:
+        raise ValueError("object arrays are not read")
+    needed, held = math.prod(shape) * kind.itemsize, len(data) - content.tell()
+    if needed > held or min(shape, default=0) < 0:
+        shown = " x ".join(map(str, shape))
+        said = f"its header promises {shown} {kind}, {needed:,} bytes; {held:,} are there"
+        raise ValueError(f"truncated: {said}")
+    flat = np.frombuffer(data, kind, math.prod(shape), content.tell())
+    return flat.reshape(shape[::-1]).transpose() if by_columns else flat.reshape(shape)

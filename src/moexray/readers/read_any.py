@@ -280,7 +280,7 @@ def _unzip(source: Source, skipped: list[Skipped], readings: list[tuple[str, Rea
             readings.append((path, reading))
             skipped.append(Skipped(path, said))
             continue
-        member = Source(path, content=content)
+        member = Source(path, content=bytes(content))
         member.problems += [Problem("input.truncated", said, lost=None)] if damage else []
         member.problems += [Problem(p.id, p.text, p.where) for p in source.problems]
         yield member

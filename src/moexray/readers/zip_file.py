@@ -20,10 +20,11 @@ LOCAL = b"PK\x03\x04"
 FIXED = 30  # bytes of a local header before its name
 WIDE = 0xFFFFFFFF  # sizes that stand in the zip64 field instead
 MAX_RATIO = 1000  # arrays of zeros shrink that far
+FREE_COPY = 16 << 20  # a member up to this size is simply copied
 FREE_BYTES = 256 << 20  # a member up to this size is no bomb
 
 
-def members(data: bytes, path: str) -> Iterator[tuple[str, bytes | None, str]]:
+def members(data: bytes, path: str) -> Iterator[tuple[str, bytes | memoryview | None, str]]:
     """Yields (name, content, damage) of each file in the archive.
 
     Where `damage` is not empty the content is what comes before it, None for nothing.
@@ -49,7 +50,20 @@ def members(data: bytes, path: str) -> Iterator[tuple[str, bytes | None, str]]:
                 continue
             total += info.file_size
             _check(info.file_size, info.compress_size, total, path)
-            yield info.filename, *_read(archive, info)
+            stored = _stored(data, info)
+            yield info.filename, *((stored, "") if stored is not None else _read(archive, info))
+
+
+def _stored(data: bytes, info: zipfile.ZipInfo) -> memoryview | None:
+    """A member that is stored as it is, without a copy; None if it is packed, or not whole."""
+    at = info.header_offset
+    if info.compress_type or info.flag_bits & 1 or info.file_size < FREE_COPY or data[at : at + 4] != LOCAL:
+        return None
+    long, extra = struct.unpack_from("<HH", data, at + 26)
+    body = at + FIXED + long + extra
+    content = memoryview(data)[body : body + info.file_size]
+    whole = len(content) == info.file_size and zlib.crc32(content) == info.CRC
+    return content if whole else None
 
 
 def _read(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> tuple[bytes | None, str]:
