@@ -52,19 +52,6 @@ def test_skew_names_layer_rank_and_share():
     assert "predicted balancedness" in found.remedies[0].action
 
 
-def test_more_slots_that_are_no_better_are_said_to_be_so():
-    even = np.array([[[9, 9, 1, 1, 9, 9, 1, 1]]]) * 100  # pairs of 9 and 1 are even on the slots there are
-    found = finding(say(a__npz=saved(logical_count=even, ep_size=4)), "ep.skew")
-    same, more, _ = (r.action for r in found.remedies)
-    assert "predicted balancedness 1.000" in same
-    assert "no better" not in same
-    assert "no better than placing anew on the same slots" in more
-    assert "1 more expert per layer and rank" in more
-    assert "How the ranks were counted: contiguous placement assumed" in found.claim
-    worse = finding(say(a__npz=saved(logical_count=draw([HOT] * 6), ep_size=8)), "ep.skew")
-    assert "no better" not in worse.remedies[1].action  # one expert is more than a rank's part
-
-
 @pytest.mark.parametrize(
     ("mixes", "n"),
     [([EVEN] * 12, 4000), ([HOT], 40), ([EVEN] * 11 + [HOT], 4000), ([EVEN] * 12, 30)],
