@@ -185,3 +185,11 @@ def test_columns_first_are_read_as_they_are_meant():
     cube = np.arange(24).reshape(2, 3, 4)
     out = read(saved(logical_count=np.asfortranarray(cube + 1)))
     assert np.array_equal(batch(out, "counts").columns["tokens"], cube.reshape(6, 4) + 1)
+
+
+def test_an_id_far_beyond_all_others_is_no_expert():
+    ids = np.argsort(np.random.default_rng(0).random((2, 50, 16)), axis=-1)[..., :4]
+    ids[1, 7, 2] = 65000
+    out = read(saved(topk_ids=ids))
+    assert "expert 65000 in layer 1, token 7 of 0 to 15; 1 of 400 choices are not used" in [p.text for p in out.problems]
+    assert batch(out, "routes").columns["ids"].max() == 15

@@ -119,3 +119,32 @@ def test_empty_fields_are_not_dirty():
 )
 def test_other_tables_are_left_alone(text):
     assert not read(text).batches("counts")
+
+
+TABLE = "layer,expert,count\n" + "".join(f"{y},{e},{10 * e + y + 1}\n" for y in range(3) for e in range(4))
+
+
+@pytest.mark.parametrize(("row", "words"), [
+    ("0,70000,5", "no id of an expert or rank (70000) in row 13 (line 14), column expert"),
+    ("0,-2,5", "no id of an expert or rank (-2) in row 13"),
+    ("0,x,5", "no id of an expert or rank (x) in row 13"),
+    ("0,65000,5", "id far beyond all others, which end at 3 (65000) in row 13"),
+])  # fmt: skip
+def test_a_row_of_no_expert_costs_only_itself(row, words):
+    run = read(f"{TABLE}{row}\n")
+    (problem,) = [p for _, p in run.problems]
+    assert words in problem.text
+    assert only(run).columns["tokens"].tolist() == only(read(TABLE)).columns["tokens"].tolist()
+
+
+@pytest.mark.parametrize("cell", ["abc", "nan", "-3", "1e300", "", "N/A"])
+def test_an_unknown_count_is_not_zero(cell):
+    run = read(TABLE.replace("1,2,22\n", f"1,2,{cell}\n"))
+    assert only(run).columns["layer"].tolist() == [0, 2]
+    assert "a count is unknown in layer 1: set aside, 3 sound rows with it" in [p.text for _, p in run.problems]
+
+
+def test_where_no_layer_is_whole_the_reason_is_told():
+    run = read("layer,expert,count\n0,0,abc\n0,1,20\n0,2,5\n")
+    assert not run.batches("counts")
+    assert any("no number (abc) in row 1 (line 2)" in p.text for _, p in run.problems)

@@ -16,6 +16,7 @@ from moexray.readers.shapes.routing_facts import (
     check_cells,
     labels,
     layer_ids,
+    layer_text,
     whole_labels,
 )
 from moexray.readers.shapes.routing_tokens import LARGEST_ID, arm_of, put_logits, put_routes
@@ -199,7 +200,7 @@ def _clean(flat: np.ndarray, steps: np.ndarray, layers: np.ndarray, name: str, o
         row, column = (int(x) for x in np.argwhere(bad)[0])
         rows = int(bad.any(axis=1).sum())
         keep &= ~bad.any(axis=1)
-        where = f"{name}: step {steps[row]}, layer {layers[row]}, column {column}"
+        where = f"{name}: step {steps[row]}, {layer_text(int(layers[row]))}column {column}"
         text = f"{kind} count in {where} ({flat[row, column]}); {rows} of {len(flat)} rows are not used"
         out.problem("input.dirty_table", text, where=where, lost=rows,
                     values={"row": row, "column": column, "dirty_rows": rows})  # fmt: skip

@@ -7,7 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.pattern import lazy
-from moexray.readers.shapes.routing_facts import check_cells
+from moexray.readers.shapes.routing_facts import check_cells, stray_id
 from moexray.readers.shapes.routing_words import count_columns, is_combined, role_of, words
 
 if TYPE_CHECKING:
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 __all__ = ["read_csv"]
 
+LARGEST_ID = 65_535  # of an expert, slot or rank
+SHOWN = 5  # places named one by one
 MAX_COUNT = 1 << 50  # tokens; above it the sums of a file would no longer be exact
 _SUFFIX = r"_?(\d+)(?:_(?:tokens?|load|counts?))?$"
 _RANK = lazy(r"^(?:tokens?_)?(?:(?:moe_)?ep_?rank|rank|ep|gpu|device|dev|card|npu|worker)" + _SUFFIX)
@@ -169,8 +171,11 @@ def _read_long(grid: Grid, names: list[str], source: Source, out: Reading) -> bo
     table = _Cells(grid, counted, out)
     if table.decimals or not table.sound_any():
         return False
+    clock = next((i for i, n in enumerate(names) if _CLOCK.match(n)), None)
+    by_sender = layer is None and axis != "rank"
+    table.check_ids(unit)
     table.report()
-    rows = [i for i in table.kept() if _whole(grid.rows[i], unit) is not None]
+    rows = table.whole((clock if step is None else step, ranked if by_sender else layer))
     for at, column in enumerate(counted):
         if rows:
             _add_long(grid, rows, [table.values[i][at] for i in rows], (unit, layer, step, ranked),
@@ -195,8 +200,6 @@ def _add_long(
     if step is None and clock is not None:
         moments = {t: n for n, t in enumerate(dict.fromkeys(grid.rows[i][clock] for i in rows))}
         steps = np.array([moments[grid.rows[i][clock]] for i in rows])
-    if ids.min() < 0 or ids.max() > 1 << 16:
-        return
     keys, place = np.unique(np.stack([steps, layers]), axis=1, return_inverse=True)
     check_cells(keys.shape[1], int(ids.max()) + 1)
     matrix = np.zeros((keys.shape[1], int(ids.max()) + 1), np.int64)
@@ -227,6 +230,7 @@ class _Cells:
         self.grid, self.columns, self.out = grid, columns, out
         self.values: list[list[float]] = []
         self.faults: list[tuple[int, int | None, str]] = []
+        self.ids: list[tuple[int, int | None, str]] = []
         self.missing: set[int] = set()
         self.decimals = False
         for i, row in enumerate(grid.rows):
@@ -274,6 +278,41 @@ class _Cells:
         words_in = sum(1 for _, _, text in self.faults if text.startswith("no number"))
         return bool(self.grid.rows) and words_in * 2 < max(1, len(self.grid.rows))
 
+    def check_ids(self, column: int) -> None:
+        """Names and drops rows whose unit is no id, or one far beyond all others."""
+        import numpy as np
+
+        sound = {i: _whole(self.grid.rows[i], column) for i in self.kept()}
+        known = np.unique([n for n in sound.values() if n is not None and 0 <= n <= LARGEST_ID])
+        stray = stray_id(known)
+        for i, n in sound.items():
+            cell = self.grid.rows[i][column]
+            if n is None or not 0 <= n <= LARGEST_ID:
+                self.ids.append((i, column, f"no id of an expert or rank ({cell})"))
+            elif n == stray:
+                self.ids.append((i, column, f"id far beyond all others, which end at {known[-2]} ({cell})"))
+
+    def whole(self, columns: tuple[int | None, int | None]) -> list[int]:
+        """Rows of the steps and layers of which every count is known: an unknown one is not 0."""
+        at = [c for c in columns if c is not None]
+
+        def place(i: int) -> tuple[str, ...]:
+            return tuple(self.grid.rows[i][c] for c in at if c < len(self.grid.rows[i]))
+
+        bad = {i for i, _, _ in self.faults} | self.missing
+        aside = {place(i): None for i in sorted(bad)}
+        odd = {i for i, _, _ in self.ids}
+        rows = [i for i in self.kept() if i not in odd]
+        kept = [i for i in rows if place(i) not in aside]
+        if len(kept) < len(rows):
+            names = [" ".join(self.grid.header[c] for c in at), *(" ".join(p) for p in list(aside)[:SHOWN])]
+            shown = f"{names[0]} {', '.join(names[1:])}".strip() or "the table"
+            more = f" and {len(aside) - SHOWN} more" if len(aside) > SHOWN else ""
+            lost = len(rows) - len(kept)
+            text = f"a count is unknown in {shown}{more}: set aside, {lost} sound rows with it"
+            self.out.problem("input.dirty_table", text, where=shown, lost=lost, values={})
+        return kept
+
     def kept(self) -> list[int]:
         bad = {i for i, _, _ in self.faults} | self.missing
         return [i for i in range(len(self.values)) if i not in bad]
@@ -281,7 +320,7 @@ class _Cells:
     def report(self) -> None:
         """One problem per kind of fault, with the first place and how many."""
         kinds: dict[str, list[tuple[int, int | None, str]]] = {}
-        for fault in self.faults:
+        for fault in [*self.faults, *self.ids]:
             kinds.setdefault(fault[2].split(" (")[0] if fault[1] is not None else "ragged", []).append(fault)
         if not self.kept():
             self.out.notes.append("a table of counts without a sound row")

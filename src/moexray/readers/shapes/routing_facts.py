@@ -11,8 +11,11 @@ from moexray.core.errors import LimitError
 if TYPE_CHECKING:
     import numpy as np
 
-__all__ = ["Facts", "batch_facts", "check_cells", "labels", "layer_ids", "whole_labels"]
+__all__ = ["Facts", "batch_facts", "check_cells", "labels", "layer_ids", "layer_text", "stray_id",
+           "whole_labels"]  # fmt: skip
 
+FAR = 8  # times beyond the other ids, and their number, is far
+FEWEST = 4  # other ids that tell how far ids go
 MAX_CELLS = 32 << 20  # numbers in one array that is laid out here: 256 MiB
 
 
@@ -52,6 +55,24 @@ class Facts:
         """A number that is a whole one; None where it is unknown or broken."""
         value = self.numbers.get(key)
         return int(value) if value is not None and float(value).is_integer() else None
+
+
+def stray_id(known: np.ndarray) -> int | None:
+    """An id that is alone and far beyond others that fill the numbers from 0; None if there is none.
+
+    Args:
+        known: Distinct ids, ascending.
+    """
+    others = len(known) - 1
+    if others < FEWEST:
+        return None
+    end, last = int(known[-2]) + 1, int(known[-1])
+    return last if last > FAR * max(end, others) and others >= 0.75 * end else None
+
+
+def layer_text(label: int) -> str:
+    """A layer for a message, with a comma behind it; nothing where the file names none (-1)."""
+    return f"layer {label}, " if label >= 0 else ""
 
 
 def batch_facts(facts: Facts) -> dict[str, Any]:

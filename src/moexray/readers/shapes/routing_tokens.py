@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from moexray.core.errors import LimitError
-from moexray.readers.shapes.routing_facts import Facts, batch_facts, layer_ids
+from moexray.readers.shapes.routing_facts import Facts, batch_facts, layer_ids, layer_text, stray_id
 from moexray.readers.shapes.routing_words import words
 
 if TYPE_CHECKING:
@@ -119,8 +119,8 @@ def _known_ids(
     """Ids in the smallest signed integers, -1 where there is none; ids that no expert has are named."""
     import numpy as np
 
-    end = experts or LARGEST_ID + 1
     largest = int(cube.max(initial=0))
+    end = experts or _end(cube, largest)
     kind = np.min_scalar_type(-max(min(largest, end), 1) - 1)
     padded = end <= largest or int(cube.min(initial=0)) < 0 or (largest >= SENTINEL and end <= SENTINEL)
     rows = cube.shape[0] * cube.shape[1] * 6  # of _labels
@@ -137,7 +137,7 @@ def _known_ids(
         if odd.any() and not lost:
             token, place = (int(i) for i in np.argwhere(odd)[0])
             row = at.start + token
-            where = f"{_layer_text(int(layer_ids(facts, len(cube))[layer]))}token {row}"
+            where = f"{layer_text(int(layer_ids(facts, len(cube))[layer]))}token {row}"
             first = f"expert {part[token, place]} in {where} of 0 to {end - 1}"
         lost += int(odd.sum())
     if lost:
@@ -146,8 +146,18 @@ def _known_ids(
     return known
 
 
-def _layer_text(label: int) -> str:
-    return f"layer {label}, " if label >= 0 else ""
+def _end(cube: np.ndarray, largest: int) -> int:
+    """One past the largest id that may be one, where the number of experts is unknown."""
+    import numpy as np
+
+    if largest > SENTINEL:
+        seen = np.zeros(LARGEST_ID + 1, bool)
+        for _, part in _blocks(cube):
+            seen[part[(part >= 0) & (part <= LARGEST_ID)]] = True
+        known = np.flatnonzero(seen)
+        if stray_id(known) is not None:
+            return int(known[-2]) + 1
+    return LARGEST_ID + 1
 
 
 def _without_padding(cube: np.ndarray) -> tuple[np.ndarray, int]:
