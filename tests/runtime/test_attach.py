@@ -22,8 +22,8 @@ def folder(tmp_path, monkeypatch):
     path = tmp_path / "rings"
     path.mkdir(0o700)
     monkeypatch.setenv("MOEXRAY_RINGS", str(path))
-    monkeypatch.setattr(guards, "_said", set())
-    monkeypatch.setattr(guards, "_off", set())
+    for kept in ("_said", "_off"):
+        monkeypatch.setattr(guards, kept, set())
     monkeypatch.delenv(guards.VARIABLE, raising=False)
     return path
 
@@ -48,8 +48,7 @@ def counted(model, batch=None):
 
     def count(number, router):
         def hook(module, args, output):
-            for expert in router.read(output)[2].flatten().tolist():
-                counts[number, expert] += 1
+            np.add.at(counts[number], router.read(output)[2].flatten().numpy(), 1)
 
         return router.module.register_forward_hook(hook)
 
