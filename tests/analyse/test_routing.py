@@ -14,7 +14,7 @@ from moexray.analyse.routing import loads
 from moexray.analyse.routing_drift import Stretch, effect, moved
 from moexray.analyse.routing_figures import figures
 from moexray.analyse.routing_ranks import ep_size, layer_balance, logical_tokens, to_ranks, whole_model
-from moexray.analyse.routing_stats import by_chance, cv, gini, top_share
+from moexray.analyse.routing_stats import by_chance, cv, entropy, gini, top_share
 from moexray.analyse.routing_windows import drift
 from moexray.core.source import Source
 from moexray.readers.read_any import read_sources
@@ -44,6 +44,7 @@ def test_measures_by_hand():
     assert top_share(np.array([1, 2, 3, 4]), 2) == pytest.approx(0.7)
     assert js(np.array([1, 0]), np.array([0, 1])) == pytest.approx(np.log(2))
     assert js(np.array([3, 1]), np.array([6, 2])) == pytest.approx(0)
+    assert str(entropy(np.array([0, 9, 0]))) == "0.0"
     assert np.isnan(gini(np.zeros(3)))
     assert np.isnan(cv(np.zeros(3)))
 

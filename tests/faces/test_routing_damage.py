@@ -187,3 +187,22 @@ def test_options_that_overflow_are_refused(tmp_path, policy):
     result = invoke("whatif", "routing", saved(tmp_path / "l.npz", logits=logits, top_k=4), "--policy", policy)
     assert result.exit_code == 2
     assert "a number from" in result.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [('{"counts": []}', "counts holds no layers"), ('{"counts": [[]]}', "counts holds no layers"),
+     ("[[]]", "the list holds no layers"), ("", "the file holds nothing")],
+)  # fmt: skip
+def test_a_file_without_layers_says_so_once(tmp_path, text, words):
+    path = tmp_path / "c.json"
+    path.write_text(text)
+    result = invoke("routing", path)
+    assert result.exit_code == 2
+    assert " ".join(result.output.split()).count(words) == 1
+
+
+def test_a_layer_without_a_label_is_not_named(tmp_path):
+    path = tmp_path / "c.json"
+    path.write_text('{"counts": [[-5, 1, 2, 3]]}')
+    assert "negative count in counts: step 0, column 0 (-5)" in " ".join(invoke("routing", path).output.split())

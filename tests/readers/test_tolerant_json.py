@@ -127,3 +127,8 @@ def test_mending_gives_up_outside_its_limit():
     assert mend('{"a": inf}', 0, 5) is None
     assert mend("{]", 0, 2) is None
     assert mend("[" * 500, 0, 500) is None
+
+
+def test_well_formed_but_too_deep_is_told_as_such():
+    with pytest.raises(LimitError, match="nested too deep"):
+        load(b'{"counts":' + b"[" * 100_000 + b"]" * 100_000 + b"}")

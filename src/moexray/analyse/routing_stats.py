@@ -33,12 +33,10 @@ def top_share(load: np.ndarray, top: int) -> float:
 def entropy(load: np.ndarray) -> float:
     """Entropy of a load vector over ln n: 1 even, 0 all on one unit; KL to even is (1 - this) * ln n."""
     total = float(load.sum())
-    if total <= 0:
+    if total <= 0 or len(load) < 2:
         return float("nan")
-    if len(load) == 1:
-        return 1.0  # nothing could be more even
     p = load[load > 0] / total
-    return max(float(-(p * np.log(p)).sum() / np.log(len(load))), 0.0)  # -0.0 of a single unit is 0
+    return float(-(p * np.log(p)).sum() / np.log(len(load))) + 0.0  # never -0.0
 
 
 @lru_cache(maxsize=4096)

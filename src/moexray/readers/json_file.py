@@ -17,6 +17,7 @@ from moexray.readers.lines.line import Cleaner
 from moexray.readers.shapes import first_that_takes, sample
 from moexray.readers.shapes.launch_json import launch_json, model_shape
 from moexray.readers.shapes.no_records import configuration, own_document
+from moexray.readers.shapes.routing import no_layers
 
 if TYPE_CHECKING:
 
@@ -102,4 +103,6 @@ def read(source: Source, out: Reading) -> None:
         out.problems = repairs
         if reason := configuration(document):
             raise ReadError(reason, where=source.path)
+        if reason := no_layers(document):
+            raise ReadError(reason, where=source.path, hint="record while the engine serves tokens")
         raise ReadError("JSON of no known shape", where=source.path, hint="see docs/capture.md")

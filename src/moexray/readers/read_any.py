@@ -107,7 +107,7 @@ def read_one(source: Source) -> tuple[Reading, str]:
             out.problems.extend(source.problems)
             return out, f"nothing of it can be used: {source.problems[0].text}"
         out.problem("input.empty", "the file holds nothing", lost=None)
-        return out, "empty: it holds nothing"
+        return out, "the file holds nothing"
     except UnsafeError as why:
         out.problem("input.unsafe_pickle", why.what, where=why.where, lost=None)
         return out, f"refused: {why.what}"

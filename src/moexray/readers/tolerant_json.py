@@ -44,6 +44,9 @@ def load(source: Source, out: Reading) -> Any:
         fast = _fast(data)
         if fast is not None:
             return fast[0]
+        if _too_deep(data):
+            raise LimitError("its brackets are nested too deep to read", where=source.path,
+                             hint="counts need three levels: steps, layers, experts")  # fmt: skip
     if len(data) > MAX_MEND_BYTES:
         raise LimitError(
             f"invalid JSON of more than {MAX_MEND_BYTES >> 20} MiB", where=source.path, hint="split the file"
@@ -148,6 +151,18 @@ def to_text(data: bytes) -> tuple[str, Repairs, str]:
         text = data.decode("utf-8", "replace")
     repairs.bytes += max(1, len(re.findall("\ufffd+", text)))
     return text, repairs, "utf-8"
+
+
+def _too_deep(data: bytes) -> bool:
+    import msgspec
+
+    try:
+        msgspec.json.decode(data)
+    except RecursionError:
+        return True
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        pass
+    return False
 
 
 def _fast(data: bytes) -> tuple[Any] | None:

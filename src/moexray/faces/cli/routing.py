@@ -66,7 +66,7 @@ def describe(run: Run, ep: int | None = None) -> dict[str, Any]:
     gates = _gates(run)
     if not routed and not gates:
         told = [m.text for m in mismatches] + [f"{p['source']}: {p['text']}" for p in _problems(run)]
-        reasons = "; ".join([*told, *(f"{s.path}: {s.reason}" for s in run.skipped)][:3])
+        reasons = "; ".join(list(dict.fromkeys([*told, *(f"{s.path}: {s.reason}" for s in run.skipped)]))[:3])
         logged = any(row["kind"] == "eplb.balance" for row in run.rows("log"))
         raise UsageError(
             "no counts or choices of experts to look at",

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from moexray.core.run import Reading
     from moexray.core.source import Source
 
-__all__ = ["read_json", "read_pickle"]
+__all__ = ["no_layers", "read_json", "read_pickle"]
 
 _LAYER = lazy(r"(?:.*[._/ -])?layers?[._ -]?\d{1,4}\b", re.IGNORECASE)
 LOOK = 64  # keys or records looked at before a document is taken for something else
@@ -21,6 +21,16 @@ LOOK = 64  # keys or records looked at before a document is taken for something 
 def read_json(document: Any, source: Source, out: Reading) -> bool:
     """Counts, placements, router choices or a configuration in a JSON document."""
     return _take(document, "json", source, out)
+
+
+def no_layers(document: Any) -> str:
+    """Why a document of counts holds none: its lists are empty; "" if that is not so."""
+    named = document.items() if isinstance(document, dict) else [("the list", document)]
+    for name, value in named:
+        counted = name == "the list" or role_of(str(name)) == "counts"
+        if counted and isinstance(value, list) and all(x == [] for x in value):
+            return f"{name} holds no layers"
+    return ""
 
 
 def read_pickle(document: Any, source: Source, out: Reading) -> bool:
