@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from email.message import Message
 
-__all__ = ["Reply", "Request", "Server", "check_address", "parse_address"]
+__all__ = ["Reply", "Request", "Server", "check_address", "is_loopback", "parse_address"]
 
 CONNECTIONS = 16  # at a time; a scraper keeps one open
 MAX_BODY = 1 << 20  # bytes; an alert has a few kilobytes
@@ -69,13 +69,14 @@ def check_address(listen: str, token: str) -> tuple[str, int]:
         UsageError: no address, or one beyond loopback without a token.
     """
     host, port = parse_address(listen)
-    if not token and not _is_loopback(host):
+    if not token and not is_loopback(host):
         raise UsageError(f"{listen} can be reached from other machines and there is no token",
                          hint="listen on 127.0.0.1, or give --token-file")  # fmt: skip
     return host, port
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Whether a host is this machine and nothing else."""
     if host == "localhost":
         return True
     try:

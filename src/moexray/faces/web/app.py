@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import ipaddress
 import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
@@ -16,6 +15,7 @@ from urllib.parse import urlsplit
 from moexray.faces.report import render
 from moexray.faces.web.page import page_policy, page_text
 from moexray.live.rolling import CHARTS
+from moexray.live.serve import is_loopback
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -113,7 +113,7 @@ def _refused(request: Request, token: str) -> Response | None:
 
     if not token:  # a name that leads here from elsewhere is an attack on loopback (DNS rebinding)
         host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        return None if _is_loopback(host) else PlainTextResponse("only for this machine\n", 403)
+        return None if is_loopback(host) else PlainTextResponse("only for this machine\n", 403)
     given = request.query_params.get("token", "")
     if given and _same(given, token) and request.url.path == "/":
         answer = RedirectResponse("/", 303)
@@ -127,15 +127,6 @@ def _refused(request: Request, token: str) -> Response | None:
 
 def _same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode("utf-8", "replace"), token.encode("utf-8", "replace"))
-
-
-def _is_loopback(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 async def _stream(rolling: Rolling, after: int, readers: asyncio.Semaphore) -> AsyncIterator[str]:
