@@ -50,7 +50,6 @@ def test_the_text_says_who_was_read_in_full(folder, tmp_path):
     assert "fleet: 6 ranks met; read in full: " in text
 
 
-@pytest.mark.soak  # it hung once in three runs: a kill while a worker starts is not yet survived every time
 def test_a_killed_process_costs_nothing(folder, tmp_path):
     found = units((name, str(file)) for name, file in walk(folder)[0])
     killed = []

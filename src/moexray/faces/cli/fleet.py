@@ -86,17 +86,24 @@ def on_processes(
             try:
                 while todo or running:
                     while todo and len(running) < AHEAD * workers:
-                        unit = todo.pop()
-                        running[pool.submit(_guarded, unit, folder, limits, secrets)] = unit
+                        running[pool.submit(_guarded, todo[-1], folder, limits, secrets)] = todo[-1]
+                        todo.pop()  # not before: a pool that breaks here refuses it
                     ready, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in ready:
                         outcome = future.result()
                         yield running.pop(future), outcome
             except BrokenProcessPool:
+                _end(pool)
                 # Nobody knows whose process it was: those that ran go on alone, one after the other.
                 for unit in running.values():
                     tries[unit] += 1
                 yield from _alone(list(running.values()), folder, limits, tries, secrets=secrets)
+
+
+def _end(pool: ProcessPoolExecutor) -> None:
+    """Ends what is left of a broken pool: a process that just started while it broke would be waited for."""
+    for process in list((getattr(pool, "_processes", None) or {}).values()):
+        process.kill()
 
 
 def _alone(
@@ -111,6 +118,7 @@ def _alone(
                 try:
                     outcome = pool.submit(_guarded, unit, folder, limits, secrets).result()
                 except BrokenProcessPool:
+                    _end(pool)
                     continue
                 break
         yield unit, outcome

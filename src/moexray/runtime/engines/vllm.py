@@ -139,9 +139,13 @@ class Routing:
         handle = Handle("attach", lambda handle: handle.replace(router, "_select_experts", select))
         return handle.attach().detach
 
-    def read(self, output: Any) -> tuple[Tensor, Tensor, Tensor]:
-        """Not known here."""
-        raise NotImplementedError
+    def read(self, _output: Any) -> tuple[Tensor, Tensor, Tensor]:
+        """Refused: vLLM hands over the chosen ids, not what a policy needs.
+
+        Raises:
+            UsageError: always.
+        """
+        raise UsageError(f"{self.path}: policies are not put over vLLM's routers", hint="attach records only")
 
     write = scores = weights = read
 
