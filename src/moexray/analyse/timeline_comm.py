@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -237,6 +237,7 @@ def _slope(at: NDArray[np.float64], value: NDArray[np.float64]) -> float:
     return float(np.median(value[tail]) - np.median(value[head])) / span if span > 0 else 0.0
 
 
+@lru_cache(maxsize=4096)
 def op_name(kernel: str) -> str:
     """The kernel's name without return type, template values and parameters."""
     bare = re.sub(r"^(?:void|static|__global__)\s+", "", kernel.replace("(anonymous namespace)::", ""))
@@ -272,7 +273,11 @@ class Capture:
 
 
 def survey(run: Run) -> list[Capture]:
-    """All captures of a run, matched."""
+    """All captures of a run, matched; many rules ask, one matches."""
+    return run.once(_survey)
+
+
+def _survey(run: Run) -> list[Capture]:
     found = []
     for group in captures(profiles(run)):
         ranks = [p.rank for p in group]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from moexray.core.errors import SchemaError
 from moexray.core.source import Problem
 from moexray.core.tables import TABLES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Hashable, Iterator, Mapping
 
     import polars as pl
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["Batch", "Input", "Reading", "Row", "Run", "Skipped", "build_run", "merge"]
 
 Row = dict[str, Any]
+T = TypeVar("T")
 _TABLES: dict[str, Table] = {t.name: t for t in TABLES}
 
 
@@ -98,6 +99,14 @@ class Run:
     problems: tuple[tuple[str, Problem], ...] = ()
     tables: Mapping[str, tuple[Row, ...]] = field(default_factory=dict)
     arrays: Mapping[str, tuple[Batch, ...]] = field(default_factory=dict)
+    _derived: dict[Any, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def once(self, make: Callable[..., T], *args: Hashable) -> T:
+        """`make(run, *args)`, worked out at the first call and kept with the run; nobody may change it."""
+        key = (make, args)
+        if key not in self._derived:
+            self._derived[key] = make(self, *args)
+        return cast("T", self._derived[key])
 
     @property
     def present(self) -> frozenset[str]:

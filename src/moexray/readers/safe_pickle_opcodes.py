@@ -48,6 +48,9 @@ def _frequent(m: Machine) -> None:  # one branch an opcode
             if code == _GET:
                 stack.append(memo[data[at + 1]])
                 at += 2
+            elif code == _GET4:
+                stack.append(memo[int.from_bytes(data[at + 1 : at + 5], "little")])
+                at += 5
             elif code == _INT1:
                 stack.append(data[at + 1])
                 at += 2
@@ -226,7 +229,7 @@ def _pop(m: Machine) -> None:
 
 
 _STOP = ord(".")
-_GET, _INT1, _INT2, _INT4, _LONG, _MARK = b"hKMJ\x8a("
+_GET, _GET4, _INT1, _INT2, _INT4, _LONG, _MARK = b"hjKMJ\x8a("
 _LIST, _APPEND, _APPENDS = b"]ae"
 _PUTS = {ord("q"): 1, ord("r"): 4, 0x94: 0}
 _MADE, _FILL = b"]}", b"eu"

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from moexray.analyse.routing import loads
-from moexray.analyse.routing_figures import figures
-from moexray.analyse.routing_windows import MOST, drift
+from moexray.analyse.routing_windows import MOST
 from moexray.core.limits.routing import RoutingLimits
 from moexray.diagnose.routing.choice import dropped_outputs
 from moexray.diagnose.routing.metric import counts_multiplied, files_of_ranks, wrong_axis
 from moexray.diagnose.routing.placement import duplicate_replica, skew_to_oom
-from moexray.diagnose.routing.skew import skew_and_drift
+from moexray.diagnose.routing.skew import courses, skew_and_drift
 
 if TYPE_CHECKING:
     from moexray.analyse.routing import Load
@@ -28,7 +27,7 @@ def load_rules(run: Run, limits: Limits) -> list[Finding]:
     """Everything that is said from counts and placements."""
     every, mismatches = loads(run, limits.routing.dummy_run, windows=MOST)
     return [
-        *skew_and_drift(run, every, limits),
+        *skew_and_drift(run, limits),
         *skew_to_oom(run, every, limits),
         *duplicate_replica(run, every),
         *wrong_axis(run, every, limits),
@@ -41,10 +40,10 @@ def load_rules(run: Run, limits: Limits) -> list[Finding]:
 def drift_series(run: Run) -> list[dict[str, Any]]:
     """Exhibit: distance of each window's mix of experts from the first ones, with its changes."""
     out: list[dict[str, Any]] = []
-    for load in loads(run, RoutingLimits().dummy_run, windows=MOST)[0]:
+    for course in run.once(courses, RoutingLimits().dummy_run):
+        load, seen = course.load, course.drift
         if not _has_course(load):
             continue
-        seen = drift(figures(run, load))
         label = load.attrs.get("label") or load.attrs.get("arm")
         out.append(
             {

@@ -12,7 +12,7 @@ from moexray.analyse.routing_drift import assumed_ranks, moved
 from moexray.analyse.routing_figures import figures
 from moexray.analyse.routing_ranks import ep_size, layer_balance, mean_and_time, to_ranks, whole_model
 from moexray.analyse.routing_stats import cv, gini, top_share
-from moexray.analyse.routing_windows import drift
+from moexray.analyse.routing_windows import MOST, drift
 from moexray.core.finding import Evidence, Finding, Subject, pairs
 from moexray.core.remedies import remedy
 from moexray.diagnose.routing.plan import logical_tokens, plan, skew_remedies
@@ -27,10 +27,37 @@ if TYPE_CHECKING:
     from moexray.core.limits import Limits
     from moexray.core.run import Run
 
-__all__ = ["balance", "skew_and_drift"]
+__all__ = ["Course", "balance", "courses", "skew_and_drift"]
 
 SHOWN = 5  # layers quoted as evidence
 MAX_CELLS = 20_000  # cells of one heat map
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A load, its figures, and how its mix of experts changed.
+
+    Args:
+        load: Senders summed.
+        count: Its ranks; None where nothing that can be trusted says how many.
+        figures: Over `count` ranks, else over as many as its experts divide into.
+        drift: Changes of the mix.
+    """
+
+    load: Load
+    count: int | None
+    figures: Figures
+    drift: Drift
+
+
+def courses(run: Run, dummy_run: int) -> list[Course]:
+    """Every load of a run; for `Run.once`."""
+    out = []
+    for load in map(over_senders, loads(run, dummy_run, windows=MOST)[0]):
+        count = None if load.attrs.get("doubtful") else ep_size(run, load)[0]
+        seen = figures(run, load, count or assumed_ranks(load.tokens.shape[-1]))
+        out.append(Course(load, count, seen, drift(seen)))
+    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,27 +69,24 @@ class _Skew:
     moving: bool
 
 
-def skew_and_drift(run: Run, found: list[Load], limits: Limits) -> list[Finding]:
+def skew_and_drift(run: Run, limits: Limits) -> list[Finding]:
     """One finding per id: the worst load of the run."""
     skews: list[tuple[_Skew, Moved | None]] = []
     drifts: list[tuple[Ranks, list[Moved]]] = []
     mixed: list[tuple[Load, Drift, Change]] = []
     guesses: list[_Skew] = []
-    for load in map(over_senders, found):
+    for seen_load in run.once(courses, limits.routing.dummy_run):
+        load, count, course = seen_load.load, seen_load.count, seen_load.drift
         shares = load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1
         if load.what != "routed" or shares:
             continue  # results that came back; shares without a number of tokens
-        doubtful = bool(load.attrs.get("doubtful"))
-        count, _where = (None, "") if doubtful else ep_size(run, load)
-        seen = figures(run, load, count or assumed_ranks(load.tokens.shape[-1]))
-        ranks = seen.ranks
+        ranks = seen_load.figures.ranks
         if ranks is None or ranks.tokens.shape[-1] < 2:
             continue
-        course = drift(seen)
-        lost = _lost(seen, course, limits)
+        lost = _lost(seen_load.figures, course, limits)
         if lost and count:
             drifts.append((ranks, lost))
-        if not count and not doubtful:
+        if not count and not load.attrs.get("doubtful"):
             most = [c for c in course.found if c.lasts and 2 * c.layers.sum() > len(c.layers)]
             mixed += [(load, course, c) for c in most]
         cut = ranks.part(slice(lost[0].at, lost[0].until)) if lost else ranks
