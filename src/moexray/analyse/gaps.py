@@ -334,21 +334,16 @@ def _classes(profile: Profile) -> NDArray[np.int64]:
         (DEVICE_MEMORY, ALLOCATOR), (COMPILE, JIT),
     )  # fmt: skip
     frames = ((COMPILING, JIT), (COLLECT, GC))
-    names = profile.names
-    kinds = (OTHER_CALL, IN_OPERATOR, IN_PYTHON)
-    of_call, of_operator, of_frame = (np.full(len(names), kind) for kind in kinds)
-    for i, name in enumerate(names):
-        for pattern, kind in calls:
-            if pattern.search(name):
-                of_call[i] = kind
-        for pattern, kind in frames:
-            if pattern.search(name):
-                of_operator[i] = of_frame[i] = kind
     out = np.full(len(profile.name), -1)
-    for mask, table in (
-        (profile.of(RUNTIME, DRIVER), of_call),
-        (profile.of(OPERATOR, ANNOTATION), of_operator),
-        (profile.of(PYTHON), of_frame),
+    for mask, patterns, other in (
+        (profile.of(RUNTIME, DRIVER), calls, OTHER_CALL),
+        (profile.of(OPERATOR, ANNOTATION), frames, IN_OPERATOR),
+        (profile.of(PYTHON), frames, IN_PYTHON),
     ):
+        table = np.full(len(profile.names), other)
+        for i in np.unique(profile.name[mask]).tolist():
+            for pattern, kind in patterns:
+                if pattern.search(profile.names[i]):
+                    table[i] = kind
         out[mask] = table[profile.name[mask]]
     return out
