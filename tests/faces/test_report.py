@@ -20,6 +20,7 @@ SECTIONS = {
     "memory_map": "memory-map",
     "chain": "chain",
     "ruled_out": "ruled-out",
+    "seen": "seen",
 }
 
 
@@ -130,6 +131,15 @@ def test_empty_documents_say_what_is_known():
     assert "No fault found in what was read." in render(healthy)
     unsure = finding(confidence=0.4, severity="info", settle_with=["a trace of rank 3"])
     assert "What would settle it: a trace of rank 3" in Page(render({"findings": [unsure]})).words
+
+
+def test_what_was_seen_and_not_judged_stands_with_its_evidence():
+    evidence = [{"source": "a.log", "where": "line 7", "text": "kv_connector=NixlConnector"}]
+    seen = [{"what": "deployment " + EVIL, "text": "this server is its kv_consumer", "evidence": evidence}, "x", None]
+    page = Page(render({"seen": seen}))
+    assert "this server is its kv_consumer a.log:7 # kv_connector=NixlConnector" in page.words
+    assert page.all("href").count("#s1-e1") == page.all("id").count("s1-e1") == 1
+    assert "alert" not in [tag for tag, _ in page.tags]
 
 
 def test_every_chart_has_a_table(sample):

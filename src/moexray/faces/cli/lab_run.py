@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "text"]
 
-INCIDENTS, ENGINES = ("frag", "skew", "both"), ("hf", "ep")  # verify.lab, without importing it
+INCIDENTS, ENGINES = ("frag", "skew", "both"), ("hf", "ep", "vllm")  # verify.lab, without importing it
 ROWS = (  # figure, words, unit
     ("p50_cpu_s", "P50 of a step, CPU", "s"),
     ("p99_cpu_s", "P99 of a step, CPU", "s"),
@@ -39,13 +39,15 @@ ROWS = (  # figure, words, unit
 @click.option("--incident", type=click.Choice(INCIDENTS), default="both", show_default=True,
               help="A fragmented arena, hot experts on one rank, or the one through the other.")  # fmt: skip
 @click.option("--engine", type=click.Choice(ENGINES), default="ep", show_default=True,
-              help="Both ranks in one process, or two processes that exchange rows over gloo.")  # fmt: skip
+              help="Ranks in one process, in two over gloo, or beside a vLLM server.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,
               help="Of prompts, cache and order.")  # fmt: skip
 @click.option("--model", default="skewed", show_default=True,
               help="skewed, balanced, or a folder of `lab train`.")  # fmt: skip
 @click.option("--requests", type=click.IntRange(20, 100_000), default=1_000, show_default=True,
               help="Measured per arm; a P99 wants 1,000.")  # fmt: skip
+@click.option("--vllm-python", type=click.Path(dir_okay=False, path_type=Path),
+              help="Has vLLM and moexray; else this Python, or ./.venv-vllm/bin/python.")  # fmt: skip
 @click.option("-o", "--output", "out", type=click.Path(file_okay=False, path_type=Path),
               help="New folder for artefacts/, truth.json, report.html, lab.json.")  # fmt: skip
 @click.option("--format", "form", type=click.Choice(["text", "json"]), default="text", show_default=True,
@@ -57,7 +59,8 @@ def command(out: Path | None, form: str, *, quiet: bool, **options: Any) -> None
     A small trained MoE model serves requests until the incident begins; traces, memory snapshots, expert
     counts and latencies are recorded. `moexray diagnose` sees these alone, what was planted lies outside. The
     remedies for what it named are applied, then the broken and the repaired engine take turns on the same
-    requests. Needs torch and transformers: pip install 'moexray[lab]'; about 3 GiB of memory.
+    requests. Needs torch and transformers: pip install 'moexray[lab]'; about 3 GiB of memory. The engine vllm
+    is a real server on this machine's CPU (make vllm-env, about 5 GiB) that ends with the command.
     """
     from moexray.verify.lab.incident import Setup, run
 

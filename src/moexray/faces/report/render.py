@@ -37,7 +37,7 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
 
     Args:
         document: what `moexray diagnose --format json` prints, with the optional extra keys
-            ledger, waits, balance, series, spans, memory_map, chain, ruled_out, gaps and whatif. Sizes in
+            ledger, waits, balance, series, spans, memory_map, chain, ruled_out, seen, gaps and whatif. Sizes in
             bytes, times in seconds. Missing, null or odd values leave their place empty, they never fail.
         link_base: the folder that relative evidence paths start from, as seen from the place
             where the page will lie; "" when they start from there.
@@ -74,6 +74,7 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
         others=_other_causes(found),
         findings=found,
         ruled_out=ruled_out,
+        seen=words.sights(document, link_base),
         anchors=anchors,
         graph=graph.graph(document),
         effects=effects.effects(document),

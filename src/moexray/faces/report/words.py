@@ -8,7 +8,7 @@ from moexray.faces.numbers import human, human_fact, human_moment
 from moexray.faces.report.fields import Fields, each, listed, named, number
 from moexray.faces.report.safe import Folded, fold, relative_href, short_id
 
-__all__ = ["Evidence", "Finding", "Piece", "Remedy", "confidence_words", "findings", "pieces"]
+__all__ = ["Evidence", "Finding", "Piece", "Remedy", "Sight", "confidence_words", "findings", "pieces", "sights"]
 
 _SEVERITIES = {
     "error": "Error: a request, a rank or the server failed, or answers are wrong",
@@ -106,6 +106,30 @@ def findings(document: Fields, key: str, letter: str, base: str) -> tuple[Findin
     return tuple(
         _finding(fields, f"{letter}{index}", base)
         for index, fields in enumerate(each(document, key), start=1)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Sight:
+    """What bears on latency and no rule judges."""
+
+    what: str
+    text: Folded
+    evidence: tuple[Evidence, ...]
+
+
+def sights(document: Fields, base: str) -> tuple[Sight, ...]:
+    """Give what was seen and not judged; `base` as in findings."""
+    return tuple(
+        Sight(
+            what=str(fold(fields.get("what") or "(no name given)", at=200)),
+            text=fold(fields.get("text")),
+            evidence=tuple(
+                _evidence(item, f"s{index}-e{n}", base)
+                for n, item in enumerate(each(fields, "evidence"), start=1)
+            ),
+        )
+        for index, fields in enumerate(each(document, "seen"), start=1)
     )
 
 
