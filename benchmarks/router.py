@@ -19,14 +19,15 @@ from functools import partial
 from typing import Any
 
 IMPORT = """
-import time, torch
+import importlib, pkgutil, time, numpy, torch
 start = time.process_time()
-import moexray.runtime.arena, moexray.runtime.buffers, moexray.runtime.counters, moexray.runtime.exchange
-import moexray.runtime.gc_window, moexray.runtime.rescheduler, moexray.runtime.router
-import moexray.runtime.engines.transformers, moexray.runtime.zero_copy
+import moexray.runtime
+for found in pkgutil.walk_packages(moexray.runtime.__path__, "moexray.runtime."):
+    if not found.name.endswith(".sitecustomize"):  # not a module of ours to import: it runs at a start
+        importlib.import_module(found.name)
 print(time.process_time() - start)
 """
-BUDGET_S = 0.05  # of `import moexray.runtime...` beyond torch
+BUDGET_S = 0.05  # of importing all modules of moexray.runtime, beyond torch
 AGAIN = "(unwrapped)"
 ARMS = (AGAIN, "plain", "salted", "salted:ties_only=true", "temperature", "soft-mask", "bias",
         "capacity:mode=drop", "capacity:mode=spill", "capacity:mode=reroute", "sticky",
@@ -94,7 +95,7 @@ def timed(net: Any, ids: Any, forwards: int, arm: str) -> tuple[float, float]:
 
 
 def import_s() -> float:
-    """Median CPU seconds of importing the runtime in a process that has torch."""
+    """Median CPU seconds of importing all modules of the runtime in a process that has torch."""
     command = [sys.executable, "-c", IMPORT]
     done = [subprocess.run(command, capture_output=True, text=True, check=True) for _ in range(7)]
     return statistics.median(float(d.stdout) for d in done)
@@ -111,7 +112,7 @@ def main() -> int:
         return 0
     took = import_s()
     verdict = "ok" if took <= BUDGET_S else "OVER"
-    print(f"import moexray.runtime beyond torch: {took * 1e3:.1f} ms; {BUDGET_S * 1e3:.0f} ms: {verdict}")
+    print(f"import all of moexray.runtime beyond torch: {took * 1e3:.1f} ms; {BUDGET_S * 1e3:.0f} ms: {verdict}")
 
     import torch
 
