@@ -167,3 +167,18 @@ def test_a_file_that_is_no_ring_and_calls_that_failed_are_counted_once(folder):
     assert engines.page.value("moex_exporter_dropped_total", "records", "not_recorded") == 1
     [lag] = [s.value for s in engines.page.samples() if s.name == "moex_exporter_lag_seconds"]
     assert 0 <= lag < 60
+
+
+def test_a_ring_that_fills_quickly_is_read_oftener(folder, monkeypatch):
+    now = itertools.count(100.0, 0.4)
+    monkeypatch.setattr("moexray.live.engines.time.monotonic", lambda: next(now))
+    ring, engines = Ring(SITES, FACTS, folder=folder, max_bytes=1 << 17), source(folder)
+    engines.update()
+    idle = engines.every_s
+    for step in range(ring.layout.slots // len(SITES)):
+        write(ring, step)
+    engines.update()
+    full = engines.every_s
+    engines.update()
+    assert full <= idle / 2
+    assert engines.every_s == idle
