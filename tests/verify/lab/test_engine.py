@@ -6,6 +6,7 @@ import pytest
 from moexray.core.errors import UsageError
 from moexray.runtime.arena import Memory
 from moexray.verify.lab import engine
+from moexray.verify.lab.bench import State
 from moexray.verify.lab.corpus import DOMAINS
 from moexray.verify.lab.model import FOLDER, MODELS, Prompts, load
 from moexray.verify.lab.pressure import Pressure, PressureSpec
@@ -17,11 +18,11 @@ SPEC = PressureSpec(capacity=64 << 20)
 LAYERS, EXPERTS, RANKS = 4, 16, 2
 
 
-def fitted_model(name: str, slots: np.ndarray) -> tuple[object, engine.State]:
+def fitted_model(name: str, slots: np.ndarray) -> tuple[object, State]:
     model = load(name)
     memory = {r: Pressure(SPEC, "shared", Memory.take(SPEC.capacity)) for r in range(RANKS)}
     sizes = (LAYERS, EXPERTS)
-    state = engine.State(slots, memory, np.zeros(sizes, np.int64), np.zeros((LAYERS, RANKS), np.int64))
+    state = State(slots, memory, np.zeros(sizes, np.int64), np.zeros((LAYERS, RANKS), np.int64))
     engine.fit(model, state, engine.Local(RANKS))
     return model, state
 

@@ -137,7 +137,8 @@ def write_rest(folder: Path, measured: Measured, slots: np.ndarray, ranks: int, 
     ]
     head = "request_id,arrival_s,ttft_ms,e2e_ms,output_tokens,status"
     (folder / "latency" / "requests.csv").write_text("\n".join((head, *rows)) + "\n")
-    (folder / "metrics" / "metrics.prom").write_text(_metrics(measured))
+    if not any((folder / "metrics").iterdir()):  # the engine had no page of its own
+        (folder / "metrics" / "metrics.prom").write_text(_metrics(measured))
     files = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     manifest = {
         "schema": "moexray.bundle/1", "made_by": "moexray lab run", "ranks": ranks, "files": files,

@@ -11,7 +11,6 @@ activation, the result.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -20,26 +19,9 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from moexray.verify.lab.pressure import Pressure
+    from moexray.verify.lab.bench import State
 
-__all__ = ["Exchange", "Gloo", "Local", "State", "fit"]
-
-
-@dataclass(slots=True)
-class State:
-    """What is switched while the engine runs, and what it notes.
-
-    Args:
-        slots: int64 [layers, experts]: the expert in each slot; ranks hold equal, neighbouring parts.
-        pressures: Memory of each rank that is in this process; its layout is the live mode flag.
-        counts: int64 [layers, experts]: tokens that this process sent to each expert since it was reset.
-        rows: int64 [layers, ranks]: rows that each rank of this process received since then.
-    """
-
-    slots: np.ndarray
-    pressures: dict[int, Pressure]
-    counts: np.ndarray
-    rows: np.ndarray
+__all__ = ["Exchange", "Gloo", "Local", "fit"]
 
 
 class Exchange(Protocol):

@@ -16,6 +16,7 @@ from moexray.core.errors import UsageError
 from moexray.verify.lab.bundle import write_rest
 from moexray.verify.lab.cluster import Engine, LabError
 from moexray.verify.lab.pressure import PressureSpec
+from moexray.verify.lab.served import Served, python_of
 from moexray.verify.lab.traffic import Traffic, fitted, stale
 from moexray.verify.lab.trial import Arm, compare
 from moexray.verify.lab.truth import judge, truth_of
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["ENGINES", "INCIDENTS", "SCHEMA", "Setup", "run"]
 
 SCHEMA = "moexray.lab/1"
-INCIDENTS, ENGINES, RANKS = ("frag", "skew", "both"), ("hf", "ep"), 2
+INCIDENTS, ENGINES, RANKS = ("frag", "skew", "both"), ("hf", "ep", "vllm"), 2
 CALM, FAULTY = 24, 72  # recorded steps before and after the onset
 PROFILED = 24  # requests of each kind that tell what the experts get
 MEMORY_FAULTS = ("mem.fragmentation", "mem.alloc_stall")
@@ -38,6 +39,13 @@ ROUTING_FAULTS = ("ep.skew", "ep.drift")
 NOTE = (
     "The arena and the cache that fills it are injected beside the engine; the work buffers in it are those "
     "that the experts compute in. Model, routing, exchange and moves are real."
+)
+NOTE_VLLM = (
+    "The arena, the cache that fills it and the work buffers in it are injected beside the engine, in the "
+    "worker of a real vLLM server: it is not vLLM's own allocator. vLLM on CPUs has no expert "
+    "parallelism: the ranks are those of the placement that the arena is given, the rows on them come "
+    "from the real routing. Server, model, routing, requests and moves are real. p50_s and p99_s are "
+    "times to the first token, CPU time is that of the worker's forward pass."
 )
 
 logger = logging.getLogger(__name__)
@@ -49,11 +57,12 @@ class Setup:
 
     Args:
         incident: "frag", "skew" or "both".
-        engine: "hf" or "ep".
+        engine: "hf", "ep" or "vllm".
         seed: Of everything that is drawn.
         model: See `model.load`.
         requests: Measured per arm; P99 wants 1,000.
         memory: Of each rank.
+        vllm_python: Interpreter that has vLLM, for "vllm"; see `served.python_of`.
     """
 
     incident: str = "both"
@@ -62,6 +71,7 @@ class Setup:
     model: str = "skewed"
     requests: int = 1_000
     memory: PressureSpec = PressureSpec()  # noqa: RUF009  frozen
+    vllm_python: Path | None = None
 
     def __post_init__(self) -> None:
         for name, known in (("incident", INCIDENTS), ("engine", ENGINES)):
@@ -82,10 +92,10 @@ def run(setup: Setup, folder: Path, say: Callable[[str], None] = logger.info) ->
 
     Raises:
         LabError: the engine or the diagnosis failed.
-        UsageError: torch or transformers is not installed.
+        UsageError: torch or transformers is not installed, or vLLM.
     """
     plan = Plan(setup.model, setup.engine, RANKS, replace(setup.memory, seed=setup.seed))
-    with Engine(plan) as engine:
+    with Served(plan, python_of(setup.vllm_python)) if setup.engine == "vllm" else Engine(plan) as engine:
         say(f"{setup.engine} is up with the model {setup.model!r}")
         scene = _scene(setup, engine)
         artefacts = folder / "artefacts"
@@ -101,7 +111,8 @@ def run(setup: Setup, folder: Path, say: Callable[[str], None] = logger.info) ->
         outcomes = compare(engine, arms, scene.prompts, setup.requests, setup.seed)
     document = {
         "schema": SCHEMA, "seed": setup.seed, "engine": setup.engine, "incident": setup.incident,
-        "model": setup.model, **outcomes, "remedies": list(arms[1].says), "note": NOTE,
+        "model": setup.model, **outcomes, "remedies": list(arms[1].says),
+        "note": NOTE_VLLM if setup.engine == "vllm" else NOTE,
         "diagnosis": diagnosis, "truth": truth, **judge(diagnosis, truth),
     }  # fmt: skip
     _put(folder / "lab.json", document)
@@ -153,7 +164,7 @@ class _Scene:
         return before, Arm(layout, slots, self.pressed, tuple(says))
 
 
-def _scene(setup: Setup, engine: Engine) -> _Scene:
+def _scene(setup: Setup, engine: Engine | Served) -> _Scene:
     """Profiles both kinds of traffic and lays the experts out as the incident wants them."""
     traffic = Traffic.of(setup.seed)
     rng = np.random.default_rng([setup.seed, 0])

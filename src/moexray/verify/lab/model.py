@@ -15,10 +15,27 @@ from moexray.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FOLDER", "MODELS", "Prompts", "load"]
+__all__ = ["FOLDER", "MODELS", "Prompts", "folder_of", "load", "token"]
 
 FOLDER = Path(__file__).parent / "models"
 MODELS = ("skewed", "balanced")
+
+
+def folder_of(name: str) -> Path:
+    """Where a model lies.
+
+    Args:
+        name: One of `MODELS`, or the folder of one that was trained.
+
+    Raises:
+        UsageError: no such model.
+    """
+    folder = FOLDER / name if name in MODELS else Path(name)
+    if not (folder / "model.safetensors").is_file():
+        raise UsageError(
+            f"no model in {folder}", hint=f"one of {', '.join(MODELS)}, or the folder of `lab train`"
+        )
+    return folder.absolute()
 
 
 def load(name: str) -> Any:
@@ -36,11 +53,7 @@ def load(name: str) -> Any:
         from transformers.utils import logging
     except ImportError as why:
         raise UsageError(f"{why.name} is not installed", hint="pip install 'moexray[lab]'") from why
-    folder = FOLDER / name if name in MODELS else Path(name)
-    if not (folder / "model.safetensors").is_file():
-        raise UsageError(
-            f"no model in {folder}", hint=f"one of {', '.join(MODELS)}, or the folder of `lab train`"
-        )
+    folder = folder_of(name)
     quiet: Any = logging
     quiet.disable_progress_bar()
     model: Any = Qwen3MoeForCausalLM.from_pretrained(
@@ -80,11 +93,26 @@ class Prompts:
         return self.tokens[rng.integers(len(self.tokens), size=count)]
 
 
+def token(text: str) -> int:
+    """Number of a token; all models have the same ones."""
+    number: int | None = _tokenizer().token_to_id(text)
+    if number is None:
+        raise UsageError(f"{text!r} is no token")
+    return number
+
+
+@cache
+def _tokenizer() -> Any:
+    try:
+        from tokenizers import Tokenizer
+    except ImportError as why:
+        raise UsageError(f"{why.name} is not installed", hint="pip install 'moexray[lab]'") from why
+    return Tokenizer.from_file(str(FOLDER / "skewed" / "tokenizer.json"))
+
+
 @cache
 def _encoded(domain: str) -> np.ndarray:
-    from tokenizers import Tokenizer
-
-    tokenizer = Tokenizer.from_file(str(FOLDER / "skewed" / "tokenizer.json"))
+    tokenizer = _tokenizer()
     every = json.loads((FOLDER / "prompts.json").read_text("utf-8"))
     if domain not in every:
         raise UsageError(f"no prompts of the domain {domain!r}", hint=f"one of {', '.join(every)}")

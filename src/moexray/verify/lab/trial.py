@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from moexray.verify.ab import Outcome
     from moexray.verify.lab.cluster import Engine, Measured
+    from moexray.verify.lab.served import Served
 
 __all__ = ["Arm", "compare"]
 
@@ -57,7 +58,7 @@ class Arm:
 
 
 def compare(
-    engine: Engine, arms: tuple[Arm, Arm], make: Callable[[np.random.Generator, int], np.ndarray],
+    engine: Engine | Served, arms: tuple[Arm, Arm], make: Callable[[np.random.Generator, int], np.ndarray],
     requests: int, seed: int,
 ) -> dict[str, Any]:  # fmt: skip
     """Measures broken and repaired in turns; each pair of slots serves the same requests at the same times.
@@ -75,7 +76,7 @@ def compare(
     rng = np.random.default_rng([seed, 2])
     for arm in arms:
         warm = engine.run(arm.job(make(rng, WARM)))
-    mean_s = float(np.median(warm.wall_s)) / BUSY
+    mean_s = float(np.median(warm.latency_s)) / BUSY
     begin = moment()
     slots: tuple[list[Measured], list[Measured]] = ([], [])
     drawn: list[tuple[np.ndarray, np.ndarray]] = []

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 import os
 import time
-from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moexray.verify.lab.pressure import LAYOUTS, Pressure, PressureSpec
+from moexray.verify.lab.bench import Bench
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from moexray.verify.lab.pressure import PressureSpec
+
 __all__ = ["Job", "Late", "Plan", "Steps", "Worker", "serve"]
-
-COMPACT = "moexray.arena.compact"  # the annotation of a move in a trace
-
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -86,6 +83,10 @@ class Job:
     folder: Path | None = None
     late: Late | None = None
 
+    def fill_at(self, step: int, memory: PressureSpec) -> float:
+        """Share of memory that keys and values take in a step of this job."""
+        return memory.calm if step < self.calm else self.fill
+
 
 @dataclass(frozen=True, slots=True)
 class Steps:
@@ -94,21 +95,27 @@ class Steps:
     Args:
         begin_ns, end_ns: Unix time of each step.
         cpu_ns: CPU time of the engine's thread.
-        due_ns: When the request was meant to be sent, Unix time.
         counts: [steps, layers, experts] tokens that this process sent to each expert.
         rows: [steps, layers, ranks] rows that the ranks in this process received.
         largest: [steps, ranks] largest free block of memory at the end, bytes; -1 for ranks elsewhere.
         moves: [steps, ranks] times that everything was moved.
+        due_ns: When the request was meant to be sent, Unix time.
     """
 
     begin_ns: np.ndarray
     end_ns: np.ndarray
     cpu_ns: np.ndarray
-    due_ns: np.ndarray
     counts: np.ndarray
     rows: np.ndarray
     largest: np.ndarray
     moves: np.ndarray
+    due_ns: np.ndarray
+
+    @classmethod
+    def of(cls, notes: list[tuple[Any, ...]], due_ns: list[int]) -> Steps:
+        """From the notes of a `Bench`."""
+        columns = [np.array(column) for column in zip(*notes, strict=True)]
+        return cls(*(*columns, np.array(due_ns)))
 
 
 class Worker:
@@ -122,98 +129,46 @@ class Worker:
     def __init__(self, plan: Plan, rank: int = 0) -> None:
         import torch
 
-        from moexray.runtime.arena import Memory
         from moexray.verify.lab import engine
         from moexray.verify.lab.model import load
 
         torch.set_num_threads(1)
         self.plan, self.rank = plan, rank
-        self.mine = tuple(range(plan.ranks)) if plan.engine == "hf" else (rank,)
+        mine = tuple(range(plan.ranks)) if plan.engine == "hf" else (rank,)
         self.model = load(plan.model)
         shape = self.model.config
-        self._mark: Callable[[str], Any] = lambda _: nullcontext()
-        memory = {r: Memory.take(plan.memory.capacity) for r in self.mine}
-        self.memory = {
-            (layout, r): Pressure(replace(plan.memory, seed=plan.memory.seed + r), layout, memory[r],
-                                  lambda: self._mark(COMPACT))
-            for r in self.mine for layout in LAYOUTS
-        }  # fmt: skip
-        sizes = (shape.num_hidden_layers, shape.num_experts)
-        self.state = engine.State(
-            np.tile(np.arange(sizes[1]), (sizes[0], 1)),
-            {r: self.memory["shared", r] for r in self.mine},
-            np.zeros(sizes, np.int64),
-            np.zeros((sizes[0], plan.ranks), np.int64),
-        )
+        self.bench = Bench(plan.memory, (shape.num_hidden_layers, shape.num_experts), plan.ranks, mine)
         self._late: Late | None = None
         self._step = 0
         exchange = (
             engine.Local(plan.ranks) if plan.engine == "hf" else engine.Gloo(rank, plan.ranks, self._delay)
         )
-        engine.fit(self.model, self.state, exchange)
+        engine.fit(self.model, self.bench.state, exchange)
 
     def run(self, job: Job) -> Steps:
         """Serves the requests of a job."""
-        self.state.slots, self._late = job.slots, job.late
-        self.state.pressures = {r: self.memory[job.layout, r] for r in self.mine}
-        if job.folder is None:
+        import torch
+
+        self.bench.use(job.slots, job.layout)
+        self._late = job.late
+        with torch.inference_mode(), self.bench.recorded(job.folder):
             return self._serve(job)
-        from moexray.verify.lab.bundle import write_memory
-
-        steps = self._traced(job, job.folder)
-        for rank, pressure in self.state.pressures.items():
-            pressure.record = False
-            write_memory(job.folder, rank, pressure)
-            pressure.events, pressure.failed = [], None
-        return steps
-
-    # ---- serving
-
-    def _traced(self, job: Job, folder: Path) -> Steps:
-        from torch.profiler import ProfilerActivity, profile, record_function
-
-        self._mark = record_function
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            steps = self._serve(job)
-        self._mark = lambda _: nullcontext()
-        (folder / "traces").mkdir(parents=True, exist_ok=True)
-        profiler.export_chrome_trace(str(folder / "traces" / f"rank{self.rank}.pt.trace.json.gz"))
-        return steps
 
     def _serve(self, job: Job) -> Steps:
         import torch
 
         share = job.prompts.shape[1] // (1 if self.plan.engine == "hf" else self.plan.ranks)
         tokens = torch.from_numpy(job.prompts[:, self.rank * share : (self.rank + 1) * share].copy())
-        start = self._start()
-        notes: list[tuple[Any, ...]] = []
-        with torch.inference_mode():
-            for i in range(len(tokens)):
-                self._step = job.first + i
-                for pressure in self.state.pressures.values():
-                    pressure.fill = self.plan.memory.calm if i < job.calm else job.fill
-                due = time.monotonic() if job.arrivals is None else start + float(job.arrivals[i])
-                time.sleep(max(0.0, due - time.monotonic()))
-                notes.append(self._one(tokens[i], due))
-        return Steps(*(np.array(column) for column in zip(*notes, strict=True)))
-
-    def _one(self, tokens: Any, due: float) -> tuple[Any, ...]:
-        state, pressures = self.state, self.state.pressures
-        state.counts[:], state.rows[:] = 0, 0
-        moves = {r: len(p.compactions) for r, p in pressures.items()}
-        unix = time.time_ns() - time.monotonic_ns()
-        begin, cpu = time.time_ns(), time.thread_time_ns()
-        with self._mark(f"step {self._step}"):
-            for pressure in pressures.values():
-                pressure.step()
-            self.model(input_ids=tokens, use_cache=False, logits_to_keep=1)
-        cpu, end = time.thread_time_ns() - cpu, time.time_ns()
-        largest, moved = np.full(self.plan.ranks, -1, np.int64), np.zeros(self.plan.ranks, np.int64)
-        for rank, pressure in pressures.items():
-            largest[rank] = pressure.largest_free
-            moved[rank] = len(pressure.compactions) - moves[rank]
-        due_ns = int(due * 1e9) + unix
-        return begin, end, cpu, due_ns, state.counts.copy(), state.rows.copy(), largest, moved
+        start, dues = self._start(), []
+        self.bench.notes.clear()
+        for i in range(len(tokens)):
+            self._step = job.first + i
+            due = time.monotonic() if job.arrivals is None else start + float(job.arrivals[i])
+            time.sleep(max(0.0, due - time.monotonic()))
+            dues.append(int(due * 1e9) + time.time_ns() - time.monotonic_ns())
+            with self.bench.step(self._step, job.fill_at(i, self.plan.memory)):
+                self.model(input_ids=tokens[i], use_cache=False, logits_to_keep=1)
+        return Steps.of(self.bench.notes, dues)
 
     def _start(self) -> float:
         """The same moment of the machine's monotonic clock in all processes."""
@@ -242,7 +197,7 @@ def serve(plan: Plan, rank: int, pipe: Any) -> None:
         if plan.engine == "ep":
             _join(plan, rank)
         worker = Worker(plan, rank)
-        pipe.send(worker.state.counts.shape)
+        pipe.send(worker.bench.state.counts.shape)
         while (job := pipe.recv()) is not None:
             pipe.send(worker.run(job))
     except EOFError:
