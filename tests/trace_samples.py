@@ -91,3 +91,44 @@ def pair_of_ranks(
                 trace.slice(record[0], record[1], now + 60, pause - 70)
         now = end + 100
     return traces
+
+
+class Machine:
+    """Ranks that work and meet in collectives of any groups; exact times, clocks that differ and drift."""
+
+    def __init__(self, ranks, *, noted=True, shift_us=None, drift_ppm=None):
+        self.traces = [Trace(r, ranks) for r in range(ranks)]
+        self.now, self.noted = [0.0] * ranks, noted
+        self.shift, self.drift = shift_us or [0.0] * ranks, drift_ppm or [0.0] * ranks
+        self.numbers, self.begun = {}, None
+
+    def clock(self, rank, us):
+        return us * (1 + self.drift[rank] * 1e-6) + self.shift[rank]
+
+    def step(self, number):
+        """Ends the step before and begins this one on every rank."""
+        if self.begun is not None:
+            for r, trace in enumerate(self.traces):
+                trace.step(number - 1, self.clock(r, self.begun[r]), self.now[r] - self.begun[r])
+        self.begun = list(self.now)
+
+    def work(self, us, *, late=None, by=0.0, pause=0.0):
+        """Every rank computes; one of them longer, or after a pause of its host."""
+        for r, trace in enumerate(self.traces):
+            self.now[r] += 20 + (pause if r == late else 0.0)
+            length = us + (by if r == late else 0.0)
+            trace.kernel(self.clock(r, self.now[r]), length)
+            self.now[r] += length
+
+    def meet(self, group, us, *, op="allreduce", name=NCCL, size=4096):
+        """A collective of a group: it ends `us` after the last has come."""
+        number = self.numbers[tuple(group)] = self.numbers.get(tuple(group), -1) + 1
+        end = max(self.now[r] for r in group) + us
+        for r in group:
+            at, trace = self.clock(r, self.now[r]), self.traces[r]
+            if self.noted:
+                noted = {"Group size": len(group), "Process Group Ranks": str(list(group))}
+                trace.collective(number, at, end - self.now[r], name, str(group), size, op, **noted)
+            else:
+                trace.kernel(at, end - self.now[r], name, 20)
+            self.now[r] = end

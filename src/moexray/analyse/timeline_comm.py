@@ -1,7 +1,8 @@
 """Collectives across ranks: which belong together, clock offsets, who arrived late, how long it took.
 
 Glossary: a *column* is one collective as several ranks saw it; *lateness* is longest minus shortest
-duration (the rank with the shortest came last), free of clock offsets; *transfer* is the shortest.
+duration (the rank with the shortest came last), free of clock offsets; *transfer* is the shortest; the
+*cause* of a wait is the rank that came last, or whom that one had waited for itself, in another group.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.analyse.timeline import ANNOTATION, DRIVER, RUNTIME, captures, profiles
+from moexray.analyse.timeline_order import MIN_TOLERANCE_NS, by_order
 from moexray.core.pattern import lazy
 
 if TYPE_CHECKING:
@@ -31,9 +33,8 @@ ONE_SIDED = lazy(
     re.IGNORECASE,
 )
 POINT_TO_POINT = lazy(r"^nccl:(?:i?send|i?recv)\b", re.IGNORECASE)
-MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
-MIN_TOLERANCE_NS = 50_000
 LEAST_SHARED = 3  # collectives that two ranks share from which the offset of their clocks is taken
+DOUBT = 0.25  # ends of a column that lie apart by this share of its lateness: it tells no waiting
 NO_STEP = -(1 << 40)  # while the positions of ranks are brought together, which may be negative
 
 
@@ -43,10 +44,11 @@ class Offset:
 
     Args:
         rank: Position in Collectives.profiles.
-        offset_ns: Median difference of the ends of matching collectives.
+        offset_ns: Median difference of the ends of matching collectives, in the middle of them.
         residual_ns: Median deviation from offset and drift; summed up over the ranks between.
         drift_ppm: Change of the offset in parts per million.
         matches: Collectives it rests on.
+        middle_ns: Time of that middle on the clock of the first rank.
     """
 
     rank: int
@@ -54,6 +56,7 @@ class Offset:
     residual_ns: float
     drift_ppm: float
     matches: int
+    middle_ns: float = 0.0
 
 
 class Collectives:
@@ -116,6 +119,27 @@ class Collectives:
         return np.asarray(np.nanargmin(self.duration, axis=0))
 
     @cached_property
+    def _blame(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        from moexray.analyse.timeline_blame import blame
+
+        return blame(self)
+
+    @property
+    def cause(self) -> NDArray[np.int64]:
+        """Position of the rank that each column waited for; it may be in another group."""
+        return self._blame[0]
+
+    @property
+    def fresh(self) -> NDArray[np.float64]:
+        """The part of the lateness that no other wait for the same rank counts already, ns."""
+        return self._blame[1]
+
+    @cached_property
+    def doubtful(self) -> NDArray[np.bool_]:
+        """Columns whose ends do not agree: their slices may be of several collectives at the same time."""
+        return self.apart > np.maximum(MIN_TOLERANCE_NS, DOUBT * self.lateness)
+
+    @cached_property
     def complete(self) -> NDArray[np.bool_]:
         """All members of the group are there, as far as is known."""
         worlds = [p.world_size for p in self.profiles if p.world_size]
@@ -169,13 +193,18 @@ class Collectives:
         return float(np.median(gaps)) if gaps else float("nan")
 
     @cached_property
+    def members(self) -> NDArray[np.int64]:
+        """Which set of ranks a column has, as a number."""
+        return np.unique(self.present, axis=1, return_inverse=True)[1].ravel()
+
+    @cached_property
     def place(self) -> NDArray[np.int64]:
-        """Which occurrence of its operation in its step a column is, from 0; 0 outside of steps."""
+        """Which occurrence of its operation among its ranks in its step a column is, from 0; 0 outside."""
         out = np.zeros(len(self), np.int64)
-        seen: dict[tuple[Any, int], int] = {}
+        seen: dict[tuple[Any, int, int], int] = {}
         for column in self.order:
             if self.step[column] >= 0:
-                key = (self.op[column], int(self.step[column]))
+                key = (self.op[column], int(self.members[column]), int(self.step[column]))
                 out[column] = seen.get(key, 0)
                 seen[key] = int(out[column]) + 1
         return out
@@ -202,14 +231,16 @@ class Collectives:
         difference = (self.end[rank, both] - self.end[base.rank, both]).astype(np.float64)
         middle = float(np.median(difference))
         slope = _slope(at - at[0], difference)
-        line = middle + slope * (at - float(np.median(at)))
+        centre = float(np.median(at))
+        line = middle + slope * (at - centre)
         residual = float(np.median(np.abs(difference - line)))
         return Offset(
             rank,
-            base.offset_ns + middle,
+            base.offset_ns + base.drift_ppm * 1e-6 * (centre - base.offset_ns - base.middle_ns) + middle,
             base.residual_ns + residual,
             base.drift_ppm + slope * 1e6,
             int(np.count_nonzero(both)),
+            centre - base.offset_ns,
         )
 
     def shift(self, profile: Profile, base: Profile) -> int:
@@ -219,11 +250,17 @@ class Collectives:
 
     def end_residual(self, columns: NDArray[np.int64]) -> float:
         """How far the ends of a collective lie apart once the clocks are aligned, median, ns."""
-        shift = np.zeros((len(self.profiles), 1))
+        return float(np.median(self.apart[columns]))
+
+    @cached_property
+    def apart(self) -> NDArray[np.float64]:
+        """How far the ends of each column lie apart once the clocks are aligned, ns."""
+        origin = int(self.end.max(initial=0))  # as floats, times since 1970 are exact to 256 ns only
+        ends = np.where(self.present, self.end - origin, np.nan)
         for o in self.offsets:
-            shift[o.rank] = o.offset_ns
-        ends = np.where(self.present, self.end - shift, np.nan)[:, columns]
-        return float(np.median(np.nanmax(ends, axis=0) - np.nanmin(ends, axis=0)))
+            ends[o.rank] -= o.offset_ns
+            ends[o.rank] -= o.drift_ppm * 1e-6 * (ends[o.rank] + (origin - o.middle_ns))
+        return np.asarray(np.nanmax(ends, axis=0) - np.nanmin(ends, axis=0))
 
 
 def _slope(at: NDArray[np.float64], value: NDArray[np.float64]) -> float:
@@ -316,7 +353,7 @@ def match(profiles: list[Profile]) -> Collectives:
             known_size = facts.get((group, seq, nth), ("", -1, 0))[1]  # the fullest rank sets the time
             facts[group, seq, nth] = (str(op), max(size, known_size), members)
     for (name, group), by_rank in unnumbered.items():
-        for index, ranks in enumerate(_by_order(profiles, by_rank)):
+        for index, ranks in enumerate(by_order(profiles, by_rank)):
             key = (name, group, index)
             cells[key] = ranks
             facts[key] = (name, *max(sizes[cell] for cell in ranks.items()))
@@ -334,41 +371,3 @@ def _metadata(profile: Profile) -> dict[int, tuple[str, Any, int, int, int]]:
         group = (comm["group"][i], comm["ranks"][i])
         out[row] = (comm["collective"][i], group, int(comm["seq"][i]), size, int(comm["group_size"][i]))
     return out
-
-
-def _by_order(profiles: list[Profile], by_rank: dict[int, list[int]]) -> list[dict[int, int]]:
-    """Columns of one operation without sequence numbers: order, shifted where traces start apart."""
-    if len(by_rank) < 2:
-        return []
-    reference = min(by_rank)
-    rows = np.array(by_rank[reference])
-    ends = profiles[reference].end[rows]
-    columns: list[dict[int, int]] = [{reference: int(row)} for row in rows]
-    pace = float(np.median(np.diff(ends))) if len(ends) > 1 else float("inf")
-    for rank, other in by_rank.items():
-        if rank == reference:
-            continue
-        other_ends = profiles[rank].end[np.array(other)]
-        shift = _shift(ends, other_ends, max(0.25 * pace, MIN_TOLERANCE_NS))
-        if shift is None:
-            continue
-        for index in range(max(0, -shift), min(len(rows), len(other) - shift)):
-            columns[index][rank] = other[index + shift]
-    return columns
-
-
-def _shift(a: NDArray[np.int64], b: NDArray[np.int64], tolerance: float) -> int | None:
-    """By how many places b is ahead of a, so that the ends differ by a constant; None if it never fits."""
-    best: tuple[float, int] | None = None
-    reach = min(MAX_SHIFT, max(len(a), len(b)) - 1)
-    for shift in sorted(range(-reach, reach + 1), key=abs):
-        low, high = max(0, -shift), min(len(a), len(b) - shift)
-        if high - low < max(1, min(len(a), len(b)) // 2):
-            continue
-        difference = (b[low + shift : high + shift] - a[low:high]).astype(np.float64)
-        spread = float(np.median(np.abs(difference - np.median(difference))))
-        if best is None or spread < 0.5 * best[0]:
-            best = (spread, shift)
-        if best[0] < 0.02 * tolerance:
-            break
-    return best[1] if best and best[0] <= tolerance else None

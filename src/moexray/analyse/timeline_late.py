@@ -37,7 +37,7 @@ class Place:
 
     Args:
         op: Operation.
-        place: Its position in the step; -1 for all of a step together.
+        place: Its position in the step among those of the same ranks; -1 for all of a step together.
         columns: Columns, in order of time.
         lateness_ns: Median lateness; of the worst third if `part` is set.
         part: "" for all, else "first", "middle", "last third".
@@ -101,28 +101,29 @@ def _whole_steps(c: Collectives, ratio: float) -> list[Place]:
     if len(steps) < THIRD_LEAST:
         return []
     sums = np.zeros((len(c.profiles), len(steps)))
-    np.add.at(sums, (c.late[inside], at), c.lateness[inside])
+    np.add.at(sums, (c.cause[inside], at), c.fresh[inside])
     middle = np.median(sums, axis=1)
     rank = int(np.argmax(middle))
     if middle[rank] < ratio * c.step_ns or middle[rank] < MOSTLY * np.median(sums.sum(axis=0)):
         return []
-    columns = inside[c.late[inside] == rank]
+    columns = inside[c.cause[inside] == rank]
     ops, cost = np.unique(c.op[columns].astype(str), return_inverse=True)
-    by_op = np.bincount(cost, c.lateness[columns])
+    by_op = np.bincount(cost, c.fresh[columns])
     named = ", ".join(ops[np.argsort(-by_op)][:3].tolist())
     return [Place(named, -1, columns, float(middle[rank]), "", rank)]
 
 
 def _by_place(c: Collectives) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
-    groups: dict[tuple[str, int], list[int]] = {}
+    groups: dict[tuple[str, int, int], list[int]] = {}
     for column in c.order.tolist():
-        groups.setdefault((c.op[column], int(c.place[column])), []).append(column)
-    for (op, place), columns in groups.items():
+        key = (c.op[column], int(c.members[column]), int(c.place[column]))
+        groups.setdefault(key, []).append(column)
+    for (op, _, place), columns in groups.items():
         yield op, place, np.array(columns)
 
 
 def _mostly_late(c: Collectives, columns: NDArray[np.int64]) -> int:
-    weight = np.bincount(c.late[columns], c.lateness[columns], minlength=len(c.profiles))
+    weight = np.bincount(c.cause[columns], c.lateness[columns], minlength=len(c.profiles))
     top = int(np.argmax(weight))
     return top if weight[top] >= MOSTLY * weight.sum() else -1
 
@@ -136,7 +137,7 @@ def late_ranks(c: Collectives, ratio: float, burst_steps: float, lone: float = 1
         burst_steps: Lateness in one step / median step from which a burst counts.
         lone: How much stricter `ratio` is for places seen once or twice.
     """
-    if not len(c) or not np.isfinite(c.step_ns):
+    if not len(c) or not 0 < c.step_ns < np.inf:
         return []
     steady: dict[int, list[Place]] = {}
     for place in places(c, ratio, lone) or _whole_steps(c, ratio):
@@ -146,9 +147,9 @@ def late_ranks(c: Collectives, ratio: float, burst_steps: float, lone: float = 1
     for rank in sorted({*steady, *bursts}):
         at, sums, columns = bursts.get(rank, (np.empty(0, np.int64), np.empty(0), np.empty(0, np.int64)))
         for place in steady.get(rank, []):
-            own = place.columns if rank < 0 else place.columns[c.late[place.columns] == rank]
+            own = place.columns if rank < 0 else place.columns[c.cause[place.columns] == rank]
             columns = np.union1d(columns, own)
-        total = float(c.lateness[columns].sum())
+        total = float(c.fresh[columns].sum())
         did = _did(c, rank, columns) if rank >= 0 and not c.profiles[rank].cut else {}
         found.append(Late(rank, tuple(steady.get(rank, ())), at, sums, columns, total, did))
     return sorted(found, key=lambda x: -x.total_ns)
@@ -161,12 +162,12 @@ def _bursts(
     usual = np.zeros(len(c))
     for _, _, columns in _by_place(c):
         usual[columns] = np.median(c.lateness[columns]) if len(columns) > 1 else 0.0
-    excess = np.maximum(c.lateness - usual, 0)
+    excess = np.maximum(c.fresh - usual, 0)
     bins = c.step if (c.step >= 0).any() else np.arange(len(c))
     inside = bins >= 0
     found = {}
     for rank in range(len(c.profiles)):
-        mine = inside & (c.late == rank)
+        mine = inside & (c.cause == rank)
         if not mine.any():
             continue
         sums = np.bincount(bins[mine], excess[mine])
@@ -181,13 +182,15 @@ def _bursts(
 
 
 def _did(c: Collectives, rank: int, columns: NDArray[np.int64]) -> dict[str, float]:
-    """What the rank did in its late windows: alloc, compile, host, compute, unexplained -> share."""
+    """What the rank did in its late windows -> share; what lies before its trace is "untraced"."""
     profile = c.profiles[rank]
+    columns = columns[(c.late[columns] == rank) & (c.cause[columns] == rank)]  # it was in these itself
     end = c.start[rank, columns]
     lateness = c.lateness[columns]
     start = end - lateness.astype(np.int64)
     still = silences(profile, 0.5 * float(np.median(lateness)))
     covers = {
+        "untraced": np.maximum(0, profile.window[0] - start),
         "alloc": cover_of(profile, DEVICE_MEMORY, RUNTIME, DRIVER).within(start, end),
         "compile": cover_of(profile, COMPILE).within(start, end),
         "host": still.within(start, end),
@@ -209,7 +212,7 @@ def waited(c: Collectives) -> list[tuple[float, float, int]]:
     waits = np.nan_to_num(c.duration - c.transfer)
     out = []
     for rank in range(len(c.profiles)):
-        late = float(c.lateness[c.late == rank].sum()) if len(c) else 0.0
+        late = float(c.fresh[c.cause == rank].sum()) if len(c) else 0.0
         out.append((late / 1e9, float(waits[rank].sum()) / 1e9, int(c.present[rank].sum())))
     return out
 

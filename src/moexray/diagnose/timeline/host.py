@@ -94,7 +94,7 @@ def _that_cost(
         annotated = profile.steps.derived == "annotation"  # only these tell work from idle time
         return np.flatnonzero((still.step >= 0) & annotated)
     rank = c.profiles.index(profile)
-    mine = np.flatnonzero((c.late == rank) & c.present[rank])
+    mine = np.flatnonzero((c.late == rank) & (c.cause == rank))
     arrival, lateness = c.start[rank, mine], c.lateness[mine]
     keep = []
     for i in range(len(still)):

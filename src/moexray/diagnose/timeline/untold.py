@@ -33,7 +33,7 @@ GUESSES = (("host.gc_pause", "host.gc", "the garbage collector ran"),
 def absent(run: Run, c: Collectives, limits: Limits) -> list[Finding]:
     """A question: all ranks that are there wait equally long, and members of the group are missing."""
     columns = np.flatnonzero(~c.complete)
-    if not len(columns) or not np.isfinite(c.step_ns):
+    if not len(columns) or not 0 < c.step_ns < np.inf:
         return []
     transfer = c.transfer[columns]
     excess = transfer - _usual(c, columns)

@@ -35,6 +35,7 @@ TIMEOUT_KEYS = {
     "ddp_timeout": 1.0,
     "distributed_timeout_minutes": 60.0,
 }
+BLAME = "The late rank is to blame, not the network."
 SURE = 10  # collectives from which a pattern is called certain
 HOST = (
     "host.gc_pause", "host.stall", "jit.compile_in_hot_path", "ep.rearrange_stall", "mem.snapshot_overhead",
@@ -44,6 +45,7 @@ DID = {
     "compile": ("kernel compilation", ("jit.compile_in_hot_path", "jit.compile_skew")),
     "host": ("no call of its host thread at all", HOST),
     "compute": ("computing longer than the others", ("ep.skew", "sched.dp_imbalance", "smi.throttled")),
+    "untraced": ("mostly before its trace begins", ("jit.compile_skew",)),
     "unexplained": ("nothing that the trace shows", ("jit.compile_skew", *HOST)),
 }
 
@@ -80,8 +82,8 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
         )
     if len(late.bursts):
         parts.append(
-            f"in {len(late.bursts)} single steps {who} is late by {late.burst_ns.max() / MS:.4g} ms at "
-            f"most and "
+            f"in {len(late.bursts)} single step{'s' if len(late.bursts) > 1 else ''} {who} is late by "
+            f"{late.burst_ns.max() / MS:.4g} ms at most and "
             f"{late.burst_ns.sum() / MS:.4g} ms in sum (median step {c.step_ns / MS:.3g} ms)"
         )
     doing = [(share, DID[key]) for key, share in sorted(late.did.items(), key=lambda kv: -kv[1])]
@@ -89,13 +91,15 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
     causes = tuple(cause for share, (_, ids) in doing if share >= 0.1 for cause in ids)
     steps = c.step[late.columns]
     burst = not late.places
+    open_to, settle = _open(c, late, who)
+    sure = len(late.columns) >= SURE or (burst and len(late.bursts) >= 3)
     return Finding(
         id="comm.straggler_wait",
-        severity="warn",
-        confidence=0.9 if len(late.columns) >= SURE or (burst and len(late.bursts) >= 3) else 0.7,
+        severity="info" if open_to else "warn",
+        confidence=0.45 if open_to else 0.9 if sure else 0.7,
         claim=f"{'; '.join(parts)}. "
         + (f"Meanwhile on {who}: {spent}. " if spent else "")
-        + ("The late rank is to blame, not the network." if late.rank >= 0 else "The late rank changes."),
+        + (open_to or (BLAME if late.rank >= 0 else "The late rank changes.")),
         subject=Subject(
             rank=c.profiles[late.rank].rank if late.rank >= 0 else None,
             step_from=min(c.labels(steps)) if (steps >= 0).all() else None,
@@ -107,11 +111,25 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
         evidence=_late_evidence(c, late, middle, transfer),
         implied_by=causes,
         remedies=(remedy("comm-find-late-work", who=who, what=spent or "see the evidence"),),
-        settle_with=("stacks or operators of that rank in the late windows",)
-        if late.did.get("unexplained", 0) >= 0.5
-        else (),
+        settle_with=settle,
         cost=late.total_ns / 1e9,
     )
+
+
+def _open(c: Collectives, late: Late, who: str) -> tuple[str, tuple[str, ...]]:
+    """(why it cannot be told that the rank is to blame, "" if it can; what would settle what is open)."""
+    apart = c.apart[late.columns][c.doubtful[late.columns]]
+    if 2 * len(apart) > len(late.columns):
+        text = (
+            f"The ends of these collectives lie {np.median(apart) / MS:.3g} ms apart even on one clock: they "
+            "may be of several groups, and the traces do not note which."
+        )
+        return text, ("traces that note the process group of each collective (torch 2.4 and newer)",)
+    if late.did.get("untraced", 0) >= 0.5:
+        text = f"Whether {who} was late or its recording began later, these traces cannot tell."
+        return ("" if late.places else text), (f"a trace of {who} that begins a step earlier",)
+    unknown = late.did.get("unexplained", 0) >= 0.5
+    return "", ("stacks or operators of that rank in the late windows",) if unknown else ()
 
 
 def _late_evidence(c: Collectives, late: Late, middle: float, transfer: float) -> tuple[Evidence, ...]:

@@ -40,11 +40,11 @@ def of_rank(c: Collectives, profile: Profile) -> dict[str, Any]:
     if len(c) and profile in c.profiles:
         rank = c.profiles.index(profile)
         wait = np.where(c.present[rank], c.duration[rank] - c.transfer, 0.0)
-        by = np.bincount(c.late, wait, minlength=len(c.profiles))
+        by = np.bincount(c.cause, wait, minlength=len(c.profiles))
         most = int(by.argmax())
         out |= {
             "waited_s": float(wait.sum()) / 1e9,
-            "others_waited_s": float(c.lateness[c.late == rank].sum()) / 1e9,
+            "others_waited_s": float(c.fresh[c.cause == rank].sum()) / 1e9,
             "waited_most_for": c.profiles[most].rank if by[most] > 0 else None,
         }
     return out
