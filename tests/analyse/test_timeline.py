@@ -9,7 +9,7 @@ from moexray.analyse.timeline_host import COLLECT, DEVICE_MEMORY, alloc_calls, s
 from moexray.analyse.timeline_late import late_ranks, slow_columns
 from moexray.core.source import Source
 from moexray.readers.read_any import read_sources
-from trace_samples import NCCL, Trace, pair_of_ranks
+from trace_samples import NCCL, Machine, Trace, pair_of_ranks
 
 MS = 1e6
 
@@ -208,6 +208,35 @@ def test_slow_transfer_is_told_from_lateness():
     assert slow is not None
     assert (len(slow.columns), slow.normal, slow.usual_ns / MS) == (4, 16, 2.0)
     assert slow_columns(match(group(pair_of_ranks(steps=20, late_us=4000))), 0.05, 2, 3) is None
+
+
+def exchanges(lengths_us):
+    """Two ranks that are never late; each collective takes its time."""
+    m = Machine(2)
+    for i, us in enumerate(lengths_us):
+        m.step(i)
+        m.work(1_000)
+        m.meet((0, 1), us)
+    m.step(len(lengths_us))
+    return match(group(m.traces))
+
+
+@pytest.mark.parametrize("spread", [0.45, 0.7, 1.0])
+@pytest.mark.parametrize("seed", range(4))
+def test_transfers_that_scatter_are_no_slow_link(spread, seed):
+    lengths = 300 * np.random.default_rng(seed).lognormal(0, spread, 160)
+    assert slow_columns(exchanges(lengths), 0.05, 2, 3) is None
+
+
+@pytest.mark.parametrize("factor", [2.5, 4, 12])
+@pytest.mark.parametrize("slow", [3, 20, 80])
+@pytest.mark.parametrize("spread", [0.02, 0.12])
+def test_slow_transfers_are_found_though_they_scatter_a_little(factor, slow, spread):
+    lengths = 300 * np.random.default_rng(slow).lognormal(0, spread, 160)
+    lengths[40 : 40 + slow] *= factor
+    found = slow_columns(exchanges(lengths), 0.05, 2, 3)
+    assert found is not None
+    assert abs(len(found.columns) - slow) <= 0.1 * slow
 
 
 def test_captures_by_folder_by_time_and_doubles():

@@ -270,3 +270,20 @@ def test_values_that_are_no_numbers_in_every_event(key, odd):
     reading, reason = read(json.dumps({"traceEvents": events}))
     assert reason is None or "report" not in reason
     assert reading.rows == 3
+
+
+@pytest.mark.parametrize("between", ["", "\n"])
+def test_traces_of_two_ranks_in_one_file_are_never_merged(between):
+    first, second = (t.text() for t in pair_of_ranks(steps=4))
+    reading, reason = read(first + between + second, "all.json")
+    assert reason == ""
+    assert reading.rows == len(json.loads(first)["traceEvents"])
+    assert batch(reading).attrs["rank"] == 0
+    assert ids(reading).count("input.rank_set") == 1
+
+
+def test_two_documents_of_one_rank_are_one_trace():
+    first, _ = (t.text() for t in pair_of_ranks(steps=4))
+    reading, _ = read(first + first, "all.json")
+    assert reading.rows == 2 * len(json.loads(first)["traceEvents"])
+    assert "input.rank_set" not in ids(reading)

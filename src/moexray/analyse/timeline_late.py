@@ -26,6 +26,8 @@ __all__ = ["USUAL", "Late", "Place", "Slow", "late_ranks", "places", "slow_colum
 GROWN = 1.25  # compute of a step / usual from which its batch is taken to have grown
 USUAL = 5  # percentile of transfers that stands for a quick one: slow ones may be most of them
 BEYOND = 0.2  # lateness / (transfer - usual transfer) below which the transfer itself is what is slow
+VALLEY_WIDTH = 0.2  # of the distance of the two heaps: transfers as close to a length as this are counted
+VALLEY = 0.25  # the emptiest place between the heaps / the smaller of their tops
 FEW = 3  # columns of a place from which their median is trusted
 THIRD_LEAST = 9  # columns of a place from which its thirds are looked at, too
 BURST_SHARE = 0.05  # share of all step time that smaller bursts must cost in sum
@@ -261,7 +263,7 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
         late = c.lateness[columns] >= lateness_ratio * (transfer + c.lateness[columns])
         late &= c.lateness[columns] >= BEYOND * (transfer - usual)  # else waiting is not what takes long
         slow = columns[high & ~late]
-        if len(slow) < least or np.count_nonzero(~high) < least:
+        if len(slow) < least or np.count_nonzero(~high) < least or not _two_levels(transfer, high):
             continue
         if kind < 0 and _worked_more(c, slow, columns[~high]):
             continue
@@ -270,6 +272,19 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
             size = int(np.median(c.size[slow])) if kind >= 0 else -1
             best = (cost, Slow(op, size, slow, usual, int(np.count_nonzero(~high))))
     return best[1] if best else None
+
+
+def _two_levels(transfer: NDArray[np.float64], high: NDArray[np.bool_]) -> bool:
+    """Whether slow and usual transfers are two heaps with a valley between, not one that scatters widely."""
+    length = np.sort(np.log(np.maximum(transfer, 1.0)))
+    low, top = (float(np.median(np.log(np.maximum(transfer[at], 1.0)))) for at in (~high, high))
+    width = VALLEY_WIDTH * (top - low)
+
+    def near(at: NDArray[np.float64]) -> NDArray[np.int64]:
+        return np.searchsorted(length, at + width / 2) - np.searchsorted(length, at - width / 2)
+
+    between = near(np.linspace(low + width, top - width, 32))
+    return bool(between.min() <= VALLEY * near(np.array([low, top])).min())
 
 
 def _worked_more(c: Collectives, slow: NDArray[np.int64], usual: NDArray[np.int64]) -> bool:

@@ -14,7 +14,7 @@ from moexray.core.pattern import lazy
 from moexray.core.rank_name import rank_in_name
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from moexray.core.run import Reading
     from moexray.core.source import Source
@@ -26,6 +26,7 @@ __all__ = ["from_document", "looks_like_trace", "read"]
 HUGE_BYTES = 500 << 20  # above this, raw, Chrome's and Perfetto's viewers give up; read as a stream
 STREAM_BYTES = 256 << 20  # above this the content is not held in memory at once
 PIECE = 8 << 20
+SHOWN = 8
 SIGNS = (b'"traceEvents"', b'"deviceProperties"')
 ARRAY = lazy(rb'\s*\[\s*\{[^{}]{0,2000}?"ph"\s*:\s*"[A-Za-z]"')
 
@@ -110,6 +111,7 @@ class _Reader:
         self.columns = columns
         self.repairs = Repairs()
         self.facts: dict[str, Any] = {}
+        self.other_ranks: list[int] = []  # whose documents stand behind the first one
         self.array = self.is_trace = False
         self.encoding = "utf-8"
         self.bom = False
@@ -179,9 +181,7 @@ class _Reader:
 
         parsed = self._parse(data)
         if isinstance(parsed, list) and not self.array:
-            documents = [d for d in parsed if isinstance(d, dict)]  # several documents in one file
-            events = [e for d in documents for e in d.get("traceEvents", [])]
-            parsed = {**documents[0], "traceEvents": events} if documents else None
+            parsed = self._joined([d for d in parsed if isinstance(d, dict)])
         if isinstance(parsed, list):
             parsed = {"traceEvents": parsed}
         if not isinstance(parsed, dict):
@@ -193,6 +193,18 @@ class _Reader:
             self.repairs.dropped += odd
             document.traceEvents = events
         return document
+
+    def _joined(self, documents: list[dict[str, Any]]) -> dict[str, Any] | None:
+        """Several documents in one file as one; those of another rank are left out."""
+        if not documents:
+            return None
+        own = _noted_rank({**documents[0], **self.facts})
+        ranks = [_noted_rank(d) for d in documents[1:]]
+        self.other_ranks += [r for r in ranks if r is not None and r != own]
+        same = [d for d, r in zip(documents[1:], ranks, strict=True) if r is None or r == own]
+        lists = [d.get("traceEvents") for d in (documents[0], *same)]
+        events = [e for found in lists if isinstance(found, list) for e in found]
+        return {**documents[0], "traceEvents": events}
 
     def _parse(self, data: bytes) -> Any:
         from moexray.readers.tolerant_json import parse, to_text
@@ -220,6 +232,10 @@ class _Reader:
             out.problem("input.encoding", "the text is utf-8-sig, not plain UTF-8; it was read as such",
                         values={"encoding": "utf-8-sig"})  # fmt: skip
         report(self.repairs, out, end_mark_optional=self.array)
+        if self.other_ranks:
+            others = ", ".join(map(str, self.other_ranks[:SHOWN]))
+            text = f"traces of other ranks ({others}) stand behind the first in this file and were left out"
+            out.problem("input.rank_set", text, lost=None, values={"left_out": len(self.other_ranks)})
         rank = _rank(self.facts, source)
         dropped = fill(columns, self.facts, rank, source, out)
         input_problems(columns, dropped, out, array=self.array, size=size, huge_bytes=HUGE_BYTES)
@@ -233,9 +249,14 @@ def _shifted(name: str, offset: int) -> str:
 
 def _rank(facts: dict[str, Any], source: Source) -> int | None:
     """Rank from the content first, then from the file's name, the trace's own name, the nearest folder."""
-    info = facts.get("distributedInfo")
-    if isinstance(info, dict) and isinstance(info.get("rank"), int):
-        return int(info["rank"])
+    if (rank := _noted_rank(facts)) is not None:
+        return rank
     own = str(facts.get("traceName", "")).rsplit("/", 1)[-1]
     return next((r for n in (source.name, own, source.path) if (r := rank_in_name(n)) is not None), None)
 
+
+def _noted_rank(facts: Mapping[str, Any]) -> int | None:
+    """The rank that a document notes at its top."""
+    info = facts.get("distributedInfo")
+    rank = info.get("rank") if isinstance(info, dict) else None
+    return rank if isinstance(rank, int) else None
