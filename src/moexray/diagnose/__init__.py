@@ -220,7 +220,7 @@ RULES: tuple[Rule, ...] = (
 )
 
 EXHIBITS: tuple[Exhibit, ...] = (
-    Exhibit("seen", "moexray.diagnose.serving.seen:seen", ("launch", *LOAD)),
+    Exhibit("seen", "moexray.diagnose.serving.seen:seen", ("launch", "sanitizer", *LOAD)),
     Exhibit("ledger", "moexray.diagnose.memory.snapshot_exhibits:ledger", ("snapshot",)),
     Exhibit("series", "moexray.diagnose.memory.snapshot_exhibits:series", ("snapshot_events",)),
     Exhibit("memory_map", "moexray.diagnose.memory.snapshot_exhibits:maps", ("snapshot",)),

@@ -139,3 +139,24 @@ def test_the_screen_says_it_is_not_judged_and_quotes_no_secrets(tmp_path):
     assert "verdict: none" in result.stdout
     assert "seen, not judged: disaggregation: a disaggregated deployment" in result.stdout
     assert "hf_abcdef" not in result.stdout
+
+
+SANITIZER = """========= COMPUTE-SANITIZER
+========= Invalid __global__ read of size 4 bytes
+=========     at scale_rows+0x10 in /src/a.cu:3
+=========     by thread (1,0,0) in block (0,0,0)
+=========     Address 0x7f0 is out of bounds
+=========
+========= ERROR SUMMARY: {} errors
+"""
+
+
+def test_errors_of_a_sanitizer_are_told():
+    entry = seen({"san.txt": SANITIZER.format(1)})["memory errors"]
+    assert "wrong access to GPU memory, in scale_rows" in entry["text"]
+    assert "Invalid __global__ read" in entry["evidence"][0]["text"]
+
+
+def test_a_clean_sanitizer_is_silent():
+    clean = "========= COMPUTE-SANITIZER\n========= ERROR SUMMARY: 0 errors\n"
+    assert seen({"san.txt": clean}) == {}

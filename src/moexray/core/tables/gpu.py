@@ -98,8 +98,8 @@ MEMINFO = Table(
 
 SANITIZER = Table(
     "sanitizer",
-    "Records of compute-sanitizer or cuda-memcheck. No rule reads it: `moexray inspect --save` "
-    "keeps it, and a record states its fault itself.",
+    "Records of compute-sanitizer or cuda-memcheck. Told beside the findings; no rule judges them, as a "
+    "record states its fault itself.",
     (
         Column("tool", "str", "", "memcheck, racecheck, initcheck, synccheck; null if unknown."),
         Column("what", "str", "", "First line of the record, e.g. Invalid __global__ read of size 4 bytes."),

@@ -1,9 +1,9 @@
 """Seen, not judged: what a serving engine does that bears on latency and that no rule judges yet.
 
 A disaggregated deployment, waits for the KV cache of another server, a fall of the prefix cache's hit rate or
-of the acceptance of drafts. Each is told with its figures, beside the findings and never as a cause: which of
-them explains a spike only its owner can tell. A setting in force or a measured time is evidence, a word
-is none.
+of the acceptance of drafts; memory errors of a sanitizer. Each is told with its figures, beside the findings
+and never as a cause: which of them explains a spike only its owner can tell. A setting in force or a
+measured time is evidence, a word is none.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ __all__ = ["seen"]
 
 CONNECTOR = lazy(r"[\"']?kv_connector[\"']?\s*[:=]\s*[\"']?(\w+)")
 ROLE = lazy(r"[\"']?kv_role[\"']?\s*[:=]\s*[\"']?(kv_\w+)")
+SHOWN = 4
 APART = ("kv_producer", "kv_consumer")
 # name of a metric (its prefix and suffix apart) -> part of a rate; or time and number of transfers
 HITS = {"prefix_cache_hits": "of", "prefix_cache_queries": "all", "gpu_prefix_cache_hits": "of",
@@ -42,7 +43,7 @@ Window = tuple[str, str, float]  # file, place, rate
 def seen(run: Run) -> list[dict[str, Any]]:
     """One entry for each: what, text, evidence (source, where, text)."""
     limits = Limits()
-    found = [*_deployment(run), *_transfers(run)]
+    found = [*_deployment(run), *_transfers(run), *_memory_errors(run)]
     rates = {
         "hits": (*_hits_of_log(run), *_rates(run, HITS), *_hits_of_iterations(run)),
         "accepted": (*_drafts_of_log(run), *_rates(run, DRAFTS), *_drafts_of_iterations(run)),
@@ -79,6 +80,20 @@ def _deployment(run: Run) -> list[dict[str, Any]]:
             text = f"a disaggregated deployment: this server does {value} only"
             said.setdefault(text, (row["source"], row["where"], pairs({"disaggregation_mode": value})))
     return [_entry("disaggregation", text, [proof]) for text, proof in said.items()]
+
+
+def _memory_errors(run: Run) -> list[dict[str, Any]]:
+    """Records of compute-sanitizer: wrong accesses spoil results, not times."""
+    rows = [r for r in run.rows("sanitizer") if r["count"] is None]
+    if not rows:
+        return []
+    kernels = list(dict.fromkeys(str(r["kernel"]) for r in rows if r["kernel"]))
+    among = f", in {', '.join(kernels[:SHOWN])}" if kernels else ""
+    many = f"{len(rows)} wrong accesses" if len(rows) > 1 else "a wrong access"
+    text = f"compute-sanitizer reports {many} to GPU memory{among}: results may be wrong"
+    words = [" ".join(filter(None, (r["what"], r["detail"]))) for r in rows[:SHOWN]]
+    shown = [(r["source"], r["where"], said) for r, said in zip(rows, words, strict=False)]
+    return [_entry("memory errors", text, shown)]
 
 
 def _transfers(run: Run) -> list[dict[str, Any]]:
