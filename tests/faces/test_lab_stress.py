@@ -11,8 +11,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from moexray.faces.cli.lab_stress import MIX_NAMES
+from moexray.faces.cli.lab_stress import MIX_NAMES, POLICIES
 from moexray.faces.cli.main import main
+from moexray.runtime.arena.blocks import USABLE
 from moexray.verify.stress import MIXES
 
 
@@ -28,6 +29,26 @@ def stress(path, *args):
 
 def test_the_mixes_are_those_of_the_generator():
     assert tuple(MIXES) == MIX_NAMES
+    assert POLICIES == USABLE
+
+
+def test_a_real_arena_is_cut_up_and_told(tmp_path):
+    out = tmp_path / "a.pickle.gz"
+    document = stress(out, "--arena", "first-fit", "--live", "64MiB", "--mix", "kv")
+    arena = document["arena"]
+    assert arena["policy"] == "first-fit"
+    assert arena["damaged_blocks"] == 0
+    assert (arena["compactions"] > 0) == (arena["moved_bytes"] > 0)
+    assert document["reserved_bytes"] == document["used_bytes"] + document["free_bytes"] == 96 << 20
+    memory = run("memory", str(out), "--format", "json")
+    assert memory.exit_code == 0, memory.output
+    [device] = json.loads(memory.stdout)["devices"]
+    for key in ("free_bytes", "largest_free_bytes", "reserved_bytes", "events"):
+        assert device[key] == document[key]
+    assert run("diagnose", str(out)).exit_code in (0, 1)
+    said = run("lab", "stress", "-o", str(out), "--force", "--events", "500", "--arena", "tlsf", "--live", "64MiB")
+    assert "a real arena (tlsf): " in said.stdout
+    assert "no byte was lost" in said.stdout
 
 
 def test_the_document(tmp_path):
@@ -58,6 +79,8 @@ def test_bad_requests(tmp_path):
         (("-o", str(tmp_path / "none" / "a.pickle")), "no folder"),
         (("-o", str(tmp_path / "a.pickle"), "--live", "1MiB"), "too little memory"),
         (("-o", str(tmp_path / "a.pickle"), "--target-ratio", "1"), "target-ratio"),
+        (("-o", str(tmp_path / "a.pickle"), "--arena", "tlsf", "--oom"), "leave out --expandable"),
+        (("-o", str(tmp_path / "a.pickle"), "--arena", "tlsf", "--live", "1TiB"), "an arena of"),
         (("-o", str(tmp_path / "a.pickle"), "--limits", str(tmp_path / "none.toml")), "cannot be read"),
     ):
         done = run("lab", "stress", *args)

@@ -234,3 +234,9 @@ def test_a_driven_arena_fails_within_its_capacity():
     outcome = drive(heap, Spec(seed=1, events=4000))
     assert heap.policy.high_water <= 3 << 30
     assert outcome.failures == heap.failures
+
+
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_a_temporary_of_steering_may_be_preempted_on_a_full_device(seed):
+    _, outcome = record(Spec(seed=seed, events=3000, live_bytes=64 * MIB, capacity=80 * MIB))
+    assert outcome.failures > 0

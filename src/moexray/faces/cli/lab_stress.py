@@ -21,11 +21,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from moexray.verify.host_memory import HostMemory
-    from moexray.verify.stress import Outcome, Spec, TorchHeap
+    from moexray.verify.stress import ArenaHeap, Outcome, Spec, TorchHeap
 
 __all__ = ["command"]
 
 MIX_NAMES = ("moe", "kv", "training", "uniform")  # verify.stress.MIXES, without importing it
+POLICIES = ("tlsf", "first-fit", "next-fit", "best-fit", "worst-fit", "buddy", "segregated")  # of an arena
+ROOM = 1.5  # of an arena: its bytes / those in use
 MOST_EVENTS = 1_000_000  # 470 MB while it is made (measured)
 
 
@@ -45,6 +47,8 @@ MOST_EVENTS = 1_000_000  # 470 MB while it is made (measured)
               help="CUDA streams; with more than one some frees are deferred.")  # fmt: skip
 @click.option("--graph-pool", is_flag=True, help="A CUDA graph is captured into a private pool.")
 @click.option("--oom", is_flag=True, help="End in a request that fails.")
+@click.option("--arena", "policy", type=click.Choice(POLICIES),
+              help="Drive a real runtime.arena of this policy instead; it takes 1.5 x --live.")  # fmt: skip
 @click.option("--limits", "limits_file", type=click.Path(dir_okay=False, path_type=Path),
               help="TOML with other limits for the host's memory, table [host_memory].")  # fmt: skip
 @click.option("--force", is_flag=True, help="Overwrite the snapshot.")
@@ -56,6 +60,8 @@ def command(out: Path, form: str, limits_file: Path | None, *, force: bool, **op
     fragmentation ratio: no GPU and no torch is needed. The file opens in `moexray memory`,
     `diagnose` and `whatif memory`, and in PyTorch's own viewer. Ctrl-C ends the run early; what was
     recorded until then is written. The host's own counters of fragmentation are read before and after.
+    With --arena the same workload has real memory: blocks are moved where no hole serves a request, and the
+    bytes of each are checked.
     """
     with refusing():
         check_new(out, force=force)
@@ -83,8 +89,9 @@ def _run(out: Path, limits_file: Path | None, options: dict[str, Any]) -> dict[s
         capacity=options["capacity"],
     )
     before = host_memory.read_host_memory()
+    policy = options["policy"]
     with _interruptible() as stop:
-        heap, outcome = record(spec, stop)
+        heap, outcome = _in_arena(spec, policy, stop) if policy else record(spec, stop)
     after = host_memory.read_host_memory()
     _write(out, heap)
     verdict, reason = host_memory.judge(after, limits)
@@ -94,6 +101,19 @@ def _run(out: Path, limits_file: Path | None, options: dict[str, Any]) -> dict[s
         **_figures(spec, heap, outcome),
         "host": {**_host(after, before), "verdict": verdict, "reason": reason},
     }
+
+
+def _in_arena(spec: Spec, policy: str, stop: Callable[[], bool]) -> tuple[ArenaHeap, Outcome]:
+    from moexray.runtime.arena import Arena
+    from moexray.verify.stress import ArenaHeap, drive
+
+    if spec.expandable or spec.graph_pool or spec.oom or spec.streams > 1:
+        hint = "leave out --expandable, --streams, --graph-pool and --oom, or --arena"
+        raise UsageError("an arena has no segments, streams or graphs, and moves before it fails", hint=hint)
+    spec.check()
+    size = spec.capacity or int(spec.live_bytes * ROOM)
+    heap = ArenaHeap(Arena(size, policy=policy, spill=False, name="stress"), policy)
+    return heap, drive(heap, spec, stop)
 
 
 @contextmanager
@@ -113,7 +133,7 @@ def _interruptible() -> Iterator[Callable[[], bool]]:
         signal.signal(signal.SIGINT, old)
 
 
-def _write(out: Path, heap: TorchHeap) -> None:
+def _write(out: Path, heap: ArenaHeap | TorchHeap) -> None:
     import gzip
     import pickle
 
@@ -125,8 +145,7 @@ def _write(out: Path, heap: TorchHeap) -> None:
         raise UsageError(f"{out} cannot be written ({why.strerror})", hint=hint) from why
 
 
-def _figures(spec: Spec, heap: TorchHeap, outcome: Outcome) -> dict[str, Any]:
-    counters = heap.allocator.counters
+def _figures(spec: Spec, heap: ArenaHeap | TorchHeap, outcome: Outcome) -> dict[str, Any]:
     return {
         "seed": spec.seed,
         "mix": spec.mix,
@@ -139,11 +158,32 @@ def _figures(spec: Spec, heap: TorchHeap, outcome: Outcome) -> dict[str, Any]:
         "used_bytes": outcome.used_bytes,
         "free_bytes": outcome.free_bytes,
         "largest_free_bytes": outcome.largest_free_bytes,
-        "stuck_bytes": heap.allocator.stuck(),
-        "reserved_bytes": counters.reserved,
-        "peak_reserved_bytes": counters.peak_reserved,
-        "retries": counters.retries,
-        "ooms": counters.ooms,
+        **_counters(heap, outcome),
+    }
+
+
+def _counters(heap: ArenaHeap | TorchHeap, outcome: Outcome) -> dict[str, Any]:
+    from moexray.verify.stress import TorchHeap
+
+    if isinstance(heap, TorchHeap):
+        counters = heap.allocator.counters
+        return {
+            "stuck_bytes": heap.allocator.stuck(),
+            "reserved_bytes": counters.reserved,
+            "peak_reserved_bytes": counters.peak_reserved,
+            "retries": counters.retries,
+            "ooms": counters.ooms,
+            "arena": None,
+        }
+    figures, size = heap.arena.figures(), heap.arena.capacity
+    moved = {"compactions": figures.compactions, "moved_bytes": figures.moved_bytes}
+    return {
+        "stuck_bytes": 0,
+        "reserved_bytes": size,
+        "peak_reserved_bytes": size,
+        "retries": 0,
+        "ooms": outcome.failures,
+        "arena": {"policy": heap.policy, **moved, "damaged_blocks": heap.damaged},
     }
 
 
@@ -167,11 +207,15 @@ def _text(d: dict[str, Any]) -> str:
     sizes = {k: human(d[k], "bytes") for k in d if k.endswith("_bytes")}
     largest = f"largest free {sizes['largest_free_bytes']} of {sizes['free_bytes']} free"
     failed = f"retries {d['retries']}, failed requests {d['ooms']}"
+    if arena := d["arena"]:
+        lost = f"{arena['damaged_blocks']} blocks DAMAGED" if arena["damaged_blocks"] else "no byte was lost"
+        moved = f"{arena['compactions']:,} moves of {human(arena['moved_bytes'], 'bytes')} in all, {lost}"
+        failed = f"a real arena ({arena['policy']}): {moved}; failed requests {d['ooms']}"
     return "\n".join((
         f"{d['file']}: {d['events']:,} events, {d['steps']:,} steps of {d['mix']}, seed {d['seed']}{cut}",
         f"  fragmentation ratio {d['ratio']:.3f}, {d['error']:+.3f} from {d['target_ratio']:g}: {largest}",
         f"  in use {sizes['used_bytes']}, reserved {sizes['reserved_bytes']}, stuck {sizes['stuck_bytes']}",
         f"  {failed}",
         f"  host memory: {d['host']['verdict']}: {d['host']['reason']}",
-        f"next: moexray memory, diagnose or whatif memory of {d['file']}",
+        f"next: moexray memory{' or' if d['arena'] else ', diagnose or whatif memory'} of {d['file']}",
     ))  # fmt: skip

@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from moexray.verify.lab.cluster import Measured
     from moexray.verify.lab.pressure import Pressure
 
-__all__ = ["WINDOW", "write_memory", "write_rest"]
+__all__ = ["WINDOW", "snapshot", "write_memory", "write_rest"]
+
+Frames = list[dict[str, Any]]
 
 BASE = 0x7F00_0000_0000  # where the arena seems to lie: an address would tell nothing
 WINDOW = 4  # steps in a row of the expert counts
-FRAMES = {
-    True: [{"filename": "kv_cache.py", "line": 1, "name": "new_sequence"}],
-    False: [{"filename": "experts.py", "line": 1, "name": "work_buffer"}],
-}
+KV = [{"filename": "kv_cache.py", "line": 1, "name": "new_sequence"}]  # what lives when a request fails
 
 
 def write_memory(folder: Path, rank: int, pressure: Pressure) -> None:
@@ -32,15 +31,10 @@ def write_memory(folder: Path, rank: int, pressure: Pressure) -> None:
     """
     (folder / "memory").mkdir(parents=True, exist_ok=True)
     blocks, upto = pressure.failed or (pressure.blocks(), len(pressure.events))
-    history = [_taken(pressure), *(entry for event in pressure.events[:upto] for entry in _entries(event))]
     capacity = pressure.arena.capacity
     used = sum(size for _, size in blocks)
-    document = {
-        "segments": [_segment(blocks, capacity)],
-        "device_traces": [history],
-        "allocator_settings": {"allocator": "moexray.runtime.arena", "policy": "first-fit",
-                               "expandable_segments": False},
-    }  # fmt: skip
+    tiles = [(at, size, KV) for at, size in blocks]
+    document = snapshot(capacity, "first-fit", tiles, pressure.events[:upto], pressure.began_ns)
     (folder / "memory" / f"snapshot_rank{rank}.pickle").write_bytes(pickle.dumps(document, protocol=4))
     figures = pressure.arena.figures()
     stats = {
@@ -60,16 +54,39 @@ def write_memory(folder: Path, rank: int, pressure: Pressure) -> None:
     (folder / "logs" / f"engine_rank{rank}.log").write_text(ready + lines)
 
 
-def _segment(blocks: list[tuple[int, int]], capacity: int) -> dict[str, Any]:
+def snapshot(
+    capacity: int, policy: str, blocks: list[tuple[int, int, Frames]],
+    events: list[tuple[int, str, int, int]], began_ns: int,
+) -> dict[str, Any]:  # fmt: skip
+    """An arena as PyTorch's allocator would write it.
+
+    Args:
+        capacity: Bytes.
+        policy: Its name.
+        blocks: (offset, bytes, call stack) of what is given, by offset.
+        events: (time_ns, action, offset, bytes); actions "alloc", "free", "oom".
+        began_ns: When it was taken.
+    """
+    taken = {"action": "segment_alloc", "addr": BASE, "size": capacity, "stream": 0,
+             "time_us": began_ns // 1000, "frames": []}  # fmt: skip
+    return {
+        "segments": [_segment(blocks, capacity)],
+        "device_traces": [[taken, *(entry for event in events for entry in _entries(event))]],
+        "allocator_settings": {"allocator": "moexray.runtime.arena", "policy": policy,
+                               "expandable_segments": False},
+    }  # fmt: skip
+
+
+def _segment(blocks: list[tuple[int, int, Frames]], capacity: int) -> dict[str, Any]:
     tiles: list[dict[str, Any]] = []
     at = 0
-    for offset, size in [*blocks, (capacity, 0)]:
+    for offset, size, frames in [*blocks, (capacity, 0, [])]:
         if offset > at:
-            tiles.append(_tile(at, offset - at, live=False))
+            tiles.append(_tile(at, offset - at, "inactive", []))
         if size:
-            tiles.append(_tile(offset, size, live=True))
+            tiles.append(_tile(offset, size, "active_allocated", frames))
         at = offset + size
-    used = sum(size for _, size in blocks)
+    used = sum(size for _, size, _ in blocks)
     return {
         "device": 0, "address": BASE, "total_size": capacity, "allocated_size": used, "active_size": used,
         "requested_size": used, "stream": 0, "segment_type": "large", "segment_pool_id": (0, 0),
@@ -77,33 +94,16 @@ def _segment(blocks: list[tuple[int, int]], capacity: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tile(offset: int, size: int, *, live: bool) -> dict[str, Any]:
-    state = "active_allocated" if live else "inactive"
-    frames = FRAMES[True] if live else []
+def _tile(offset: int, size: int, state: str, frames: Frames) -> dict[str, Any]:
     return {"address": BASE + offset, "size": size, "requested_size": size, "state": state, "frames": frames}
-
-
-def _taken(pressure: Pressure) -> dict[str, Any]:
-    """The arena itself, taken before anything else."""
-    when = pressure.began_ns // 1000
-    size = pressure.arena.capacity
-    return {"action": "segment_alloc", "addr": BASE, "size": size, "stream": 0, "time_us": when, "frames": []}
 
 
 def _entries(event: tuple[int, str, int, int]) -> list[dict[str, Any]]:
     when, action, offset, size = event
     entry = {"addr": BASE + offset, "size": size, "stream": 0, "time_us": when // 1000, "frames": []}
     if action == "oom":
-        return [
-            {
-                "action": "oom",
-                "device_free": 0,
-                "size": size,
-                "stream": 0,
-                "time_us": when // 1000,
-                "frames": [],
-            }
-        ]
+        return [{"action": "oom", "device_free": 0, "size": size, "stream": 0, "time_us": when // 1000,
+                 "frames": []}]  # fmt: skip
     if action == "alloc":
         return [{"action": "alloc", **entry}]
     return [{"action": "free_requested", **entry}, {"action": "free_completed", **entry}]

@@ -172,7 +172,7 @@ class _Workload:
                 self.heap.release()  # so that no other cached segment serves the piece
             handle = self._ask(Request(action.size, 0, STEERED), action.home, self._later())
             self._pin(action.seal, action.home)
-            if handle is not None and action.brief:
+            if handle is not None and action.brief and handle in self.live:  # the seal may have preempted it
                 self._free(handle, defer=False)
             self._pin(action.piece, action.home)
 
