@@ -100,6 +100,26 @@ def test_steps_by_a_kernel_that_comes_back():
     assert (steps.derived, len(steps), steps.median_ns) == ("period", 19, 1e6)
 
 
+def test_steps_of_any_length_by_kernels_that_take_turns():
+    trace, now, starts = Trace(), 0.0, []
+    for i, layers in enumerate((4, 9, 6, 4, 4, 9, 6, 9, 4, 6)):
+        now += 60_000 if i % 2 else 0  # every other step stalls
+        starts.append(now)
+        for name in ("embed", *["layer"] * layers, "sample"):
+            trace.kernel(now, 900, f"void {name}(float*)")
+            now += 1_000
+    steps = group([trace])[0].steps
+    assert steps.derived == "period"
+    assert ((steps.start - steps.start[0]) / 1e3).tolist() == starts[:-1]
+
+
+def test_a_kernel_that_follows_itself_is_no_step():
+    trace = Trace()
+    for i in range(40):
+        trace.kernel(i * 1_000, 900)
+    assert len(group([trace])[0].steps) == 0
+
+
 def test_no_steps_is_none():
     steps = group([Trace().kernel(0, 5)])[0].steps
     assert len(steps) == 0

@@ -88,6 +88,25 @@ def test_a_recording_that_began_later_is_no_fault():
     assert found.settle_with == ("a trace of rank 2 that begins a step earlier",)
 
 
+def behind_compute(hidden):
+    """Each rank sends its tokens 1.5 ms after the one before; meanwhile all compute, for 10 ms or hardly."""
+    m = Machine(4)
+    for i in range(12):
+        m.step(i)
+        base = max(m.now) + 20
+        for r, trace in enumerate(m.traces):
+            begin = base + 1_500 * r
+            trace.kernel(base, 10_000 if hidden else 300).collective(i, begin, base + 4_800 - begin, **A2A)
+            m.now[r] = base + 10_000
+    m.step(12)
+    return m.traces
+
+
+def test_waiting_behind_compute_costs_nothing():
+    assert strong(behind_compute(hidden=True)) == []
+    assert [id for id, rank in strong(behind_compute(hidden=False))] == ["comm.straggler_wait"]
+
+
 def test_slices_without_length_are_no_step():
     traces = two_by_two()
     for t in traces:

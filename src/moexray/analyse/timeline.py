@@ -263,10 +263,28 @@ class Profile:
                     continue
                 gaps = np.diff(at[mine])
                 middle = np.median(gaps)
+                if np.median(np.diff(mine)) < 2:  # it follows itself: a loop inside of a step
+                    continue
                 if np.mean(np.abs(gaps - middle) <= spread * middle) >= share:
                     return Steps(start[:-1], start[1:], np.arange(len(gaps)), "period")
+        if len(start := self._in_turn(kernels, ids, counts)):
+            return Steps(start[:-1], start[1:], np.arange(len(start) - 1), "period")
         none = np.empty(0, np.int64)
         return Steps(none, none, none, "none")
+
+    def _in_turn(
+        self, kernels: NDArray[np.int64], ids: NDArray[np.int64], counts: NDArray[np.int64]
+    ) -> NDArray[np.int64]:
+        """Starts of steps of any length: the rarest kernels that take turns, always in one order."""
+        span = self.end[kernels].max() - self.start[kernels].min() if len(kernels) else 0
+        for count in np.unique(counts[counts >= PERIOD_LEAST]).tolist():
+            alike = ids[counts == count]
+            mine = kernels[np.isin(self.name[kernels], alike)]
+            turns = self.name[mine].reshape(count, len(alike))
+            start = self.start[mine].reshape(turns.shape)[:, 0]
+            if len(alike) >= 2 and (turns == turns[0]).all() and start[-1] - start[0] >= PERIOD_SPAN * span:
+                return start
+        return np.empty(0, np.int64)
 
     def _annotated(self, rows: NDArray[np.int64], pattern: re.Pattern[str]) -> Steps:
         lanes, counts = np.unique(self.lane[rows], return_counts=True)

@@ -1,7 +1,8 @@
 """Whom a collective waited for: the rank that came last, or the one that it had waited for itself.
 
 A rank that comes last because it sat in a collective of another group passes the blame on. Waits for one
-rank that overlap (its own group's and those of the groups behind it) are one lateness, counted once.
+rank that overlap (its own group's and those of the groups behind it) are one lateness, counted once. What
+all others wait behind compute costs nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ MOSTLY = 0.5  # share of a lateness that the rank must have waited itself
 
 
 def blame(c: Collectives) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    """(position of the rank that each column waited for, its lateness without what is counted before, ns)."""
-    cause, fresh = c.late.copy(), c.lateness.copy()
+    """(position of the rank that each column waited for, what that costs beyond waits before it, ns)."""
+    cause, fresh = c.late.copy(), c.costly.copy()
     passed: dict[int, int] = {}
     for rank in range(len(c.profiles)):
         passed |= _passed_on(c, rank)
@@ -33,14 +34,14 @@ def blame(c: Collectives) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
         while (root := passed.get(root, root)) not in seen:
             seen.add(root)
         cause[column] = c.late[root]
-        fresh[column] = max(0.0, c.lateness[column] - c.lateness[root])
+        fresh[column] = max(0.0, c.costly[column] - c.costly[root])
     own = np.ones(len(c), np.bool_)
     own[list(passed)] = False
     for rank in range(len(c.profiles)):
         mine = np.flatnonzero(own & (c.late == rank))
         mine = mine[np.argsort(c.start[rank, mine], kind="stable")]
         since = np.diff(c.start[rank, mine], prepend=np.iinfo(np.int64).min // 2)
-        fresh[mine] = np.minimum(c.lateness[mine], since)
+        fresh[mine] = np.minimum(c.costly[mine], since)
     return cause, fresh
 
 

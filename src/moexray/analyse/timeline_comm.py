@@ -34,6 +34,7 @@ ONE_SIDED = lazy(
 )
 POINT_TO_POINT = lazy(r"^nccl:(?:i?send|i?recv)\b", re.IGNORECASE)
 LEAST_SHARED = 3  # collectives that two ranks share from which the offset of their clocks is taken
+BARE = 0.5  # share of a wait without compute from which it costs time; the rest lies behind other work
 DOUBT = 0.25  # ends of a column that lie apart by this share of its lateness: it tells no waiting
 NO_STEP = -(1 << 40)  # while the positions of ranks are brought together, which may be negative
 
@@ -117,6 +118,17 @@ class Collectives:
     def late(self) -> NDArray[np.int64]:
         """Position of the rank that arrived last in each column."""
         return np.asarray(np.nanargmin(self.duration, axis=0))
+
+    @cached_property
+    def costly(self) -> NDArray[np.float64]:
+        """The lateness where a rank that waits computes nothing for most of it, else 0, ns."""
+        bare = np.zeros(len(self))
+        for rank, profile in enumerate(self.profiles):
+            has = np.flatnonzero(self.present[rank])
+            start = self.start[rank, has]
+            wait = (self.duration[rank, has] - self.transfer[has]).astype(np.int64)
+            bare[has] = np.maximum(bare[has], wait - profile.compute.within(start, start + wait))
+        return np.where(bare >= BARE * self.lateness, self.lateness, 0.0)
 
     @cached_property
     def _blame(self) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

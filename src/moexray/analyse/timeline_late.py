@@ -81,13 +81,13 @@ def places(c: Collectives, ratio: float, lone: float) -> list[Place]:
     """Places with a median lateness >= `ratio` of a step, `lone` times that if seen once or twice."""
     found = []
     for op, place, columns in _by_place(c):
-        lateness = c.lateness[columns]
+        lateness = c.costly[columns]
         parts = [("", columns, lateness)]
         if len(columns) >= THIRD_LEAST:
             thirds = zip(
                 ("first third", "middle third", "last third"), np.array_split(columns, 3), strict=True
             )
-            parts += [(name, part, c.lateness[part]) for name, part in thirds]
+            parts += [(name, part, c.costly[part]) for name, part in thirds]
         for name, part, values in parts:
             middle = float(np.median(values))
             if middle >= ratio * c.step_ns * (lone if len(columns) < FEW else 1.0):
@@ -125,7 +125,7 @@ def _by_place(c: Collectives) -> Iterator[tuple[str, int, NDArray[np.int64]]]:
 
 
 def _mostly_late(c: Collectives, columns: NDArray[np.int64]) -> int:
-    weight = np.bincount(c.cause[columns], c.lateness[columns], minlength=len(c.profiles))
+    weight = np.bincount(c.cause[columns], c.costly[columns], minlength=len(c.profiles))
     top = int(np.argmax(weight))
     return top if weight[top] >= MOSTLY * weight.sum() else -1
 
@@ -163,7 +163,7 @@ def _bursts(
     """Rank -> (steps, lateness in each, columns) of the bursts it causes."""
     usual = np.zeros(len(c))
     for _, _, columns in _by_place(c):
-        usual[columns] = np.median(c.lateness[columns]) if len(columns) > 1 else 0.0
+        usual[columns] = np.median(c.costly[columns]) if len(columns) > 1 else 0.0
     excess = np.maximum(c.fresh - usual, 0)
     bins = c.step if (c.step >= 0).any() else np.arange(len(c))
     inside = bins >= 0
