@@ -1,6 +1,7 @@
 """A recording of real model classes: the records are what the routers chose, and the model never notices."""
 
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,53 +12,10 @@ pytest.importorskip("transformers")
 import moexray  # noqa: E402
 from moexray.live.drain import ROUTER, STEP, RingReader  # noqa: E402
 from moexray.runtime import guard as guards  # noqa: E402
-from moexray.runtime.attach import READ_EVERY, attach  # noqa: E402
-from moexray.runtime.engines.transformers import routers  # noqa: E402
+from moexray.runtime.attach import attach  # noqa: E402
 from moexray.runtime.guard import switch  # noqa: E402
+from recorded import counted, folder, hooks, run  # noqa: E402, F401
 from tiny_models import MODELS, tiny, tokens  # noqa: E402
-
-
-@pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
-    path = tmp_path / "rings"
-    path.mkdir(0o700)
-    monkeypatch.setenv("MOEXRAY_RINGS", str(path))
-    for kept in ("_said", "_off"):
-        monkeypatch.setattr(guards, kept, set())
-    monkeypatch.delenv(guards.VARIABLE, raising=False)
-    return path
-
-
-def run(model, batch=None):
-    with torch.inference_mode():
-        return model(tokens() if batch is None else batch, use_cache=False).logits
-
-
-def hooks(model):
-    """Every hook of every module, by identity."""
-    return [
-        (id(m), [list(map(id, table.values())) for table in (m._forward_hooks, m._forward_pre_hooks)])
-        for m in model.modules()
-    ]
-
-
-def counted(model, batch=None):
-    """[sites, experts]: an independent count of what the routers return in one forward."""
-    found = routers(model, to_write=False)
-    counts = np.zeros((len(found), found[0].experts), np.int64)
-
-    def count(number, router):
-        def hook(module, args, output):
-            np.add.at(counts[number], router.read(output)[2].flatten().numpy(), 1)
-
-        return router.module.register_forward_hook(hook)
-
-    handles = [count(number, router) for number, router in enumerate(found)]
-    run(model, batch)
-    for handle in handles:
-        handle.remove()
-    return counts
-
 
 FAMILIES = [name for name in MODELS if name != "deepseek_v2_greedy"]
 
@@ -128,12 +86,12 @@ def test_attaching_and_detaching_are_safe_twice_and_again():
     assert RingReader(first.path).live()["steps"] == 0
 
 
-def test_two_recordings_of_one_model_and_a_policy_between_come_off_in_any_order():
+def test_two_recordings_of_one_model_and_a_policy_between_come_off_in_any_order(tmp_path):
     from moexray.runtime.router import attach as put_over
 
     model = tiny("mixtral")
     bare, before = hooks(model), run(model)
-    one, policy, two = attach(model), put_over(model, "temperature:value=3"), attach(model)
+    one, policy, two = attach(model), put_over(model, "temperature:value=3"), attach(model, folder=tmp_path / "own")
     run(model)
     one.detach()
     run(model)
@@ -142,6 +100,73 @@ def test_two_recordings_of_one_model_and_a_policy_between_come_off_in_any_order(
     two.detach()
     assert hooks(model) == bare
     assert [RingReader(r.ring.path).live()["steps"] for r in (one, two)] == [1, 3]
+
+
+def test_a_second_recording_into_the_same_folder_is_refused_with_words(caplog):
+    model = tiny("mixtral")
+    with attach(model) as one:
+        once = hooks(model)
+        two, inner = attach(model), attach(model.model)
+        for refused in (two, inner):
+            assert not refused.attached
+            assert refused.reason == f"the model is recorded already, into {one.ring.path}"
+        assert hooks(model) == once
+        run(model)
+        two.detach()
+        assert hooks(model) == once
+        assert attach(tiny("mixtral")).attached
+    with two.attach():
+        run(model)
+    assert [RingReader(r.ring.path).live()["steps"] for r in (one, two)] == [1, 1]
+    assert len(caplog.records) == 1
+
+
+def test_another_model_of_the_same_class_is_not_recorded_and_a_block_with_a_forward_of_its_own_is():
+    model, other = tiny("mixtral"), tiny("mixtral")
+    block = model.model.layers[1].mlp
+    block.forward = own = partial(type(block).forward, block)
+    before, bare = run(model), hooks(model)
+    with attach(model) as recording:
+        assert torch.equal(run(model), before)
+        assert torch.equal(run(other), before)
+        records = RingReader(recording.ring.path).read().records
+    assert records["kind"].tolist() == [ROUTER, ROUTER, STEP]
+    assert (records["t1_ns"] > records["t0_ns"]).all()
+    assert block.forward is own
+    assert hooks(model) == bare
+
+
+def test_a_detached_recording_under_a_foreign_replacement_only_passes_on():
+    model = tiny("mixtral")
+    before, kind = run(model), type(model.model.layers[0].mlp)
+    own = kind.forward
+    recording = attach(model)
+    below = kind.forward
+
+    def foreign(*args, **kwargs):
+        return below(*args, **kwargs)
+
+    kind.forward = foreign
+    try:
+        run(model)
+        recording.detach()
+        assert recording.covered == (f"{kind.__name__}.forward",)
+        assert torch.equal(run(model), before)
+        assert RingReader(recording.ring.path).written == 3
+    finally:
+        kind.forward = below
+        recording.detach()
+    assert kind.forward is own
+
+
+def test_an_inner_call_after_a_whole_forward_is_a_step_of_its_own():
+    model = tiny("mixtral")
+    with attach(model) as recording, torch.inference_mode():
+        run(model)
+        model.model(tokens(1, 5))
+        records = RingReader(recording.ring.path).read().records
+    assert records["step"].tolist() == [0, 0, 0, 1, 1]
+    assert records["rows"].tolist() == [24, 24, 24, 5, 5]
 
 
 def test_generate_gives_a_step_a_token():
@@ -195,71 +220,6 @@ def test_forwards_of_two_threads_do_not_mix(by_kernels):
         assert any((batch.counts[rows] == a).all() for a in alone)
 
 
-def test_a_second_thread_is_refused_by_a_device_until_the_first_ones_forward_is_over():
-    model = tiny("mixtral")
-    batches = [tokens(2, 12), tokens(1, 7), tokens(1, 5)]
-    alone = [counted(model, b) for b in batches]
-    inside, go = threading.Event(), threading.Event()
-
-    def wait(_module, _args):
-        if threading.current_thread().name == "first":
-            inside.set()
-            assert go.wait(60)
-
-    with attach(model, by_kernels=True) as recording:
-        waiting = model.model.layers[1].register_forward_pre_hook(wait)
-        first = threading.Thread(target=run, args=(model, batches[0]), name="first")
-        first.start()
-        assert inside.wait(60)
-        run(model, batches[1])  # meanwhile: refused
-        reader = RingReader(recording.ring.path)
-        assert reader.live()["failures"] == 1
-        go.set()
-        first.join()
-        waiting.remove()
-        run(model, batches[2])
-        recording.flush()
-        assert (reader.totals() == alone[0] + alone[2]).all()
-        assert (reader.live()["steps"], reader.live()["failures"]) == (2, 1)
-
-
-def test_a_forward_that_raised_in_one_thread_leaves_the_device_to_others(monkeypatch):
-    model, raised = tiny("mixtral"), []
-    own = counted(model)
-
-    def fail():
-        with monkeypatch.context() as patch:
-            patch.setattr(model.model.norm, "forward", lambda *_: 1 // 0)
-            try:
-                run(model)
-            except ZeroDivisionError as why:
-                raised.append(why)
-
-    with attach(model, by_kernels=True) as recording:
-        thread = threading.Thread(target=fail)
-        thread.start()
-        thread.join()
-        run(model)
-        recording.flush()
-        reader = RingReader(recording.ring.path)
-        assert len(raised) == 1
-        assert (reader.totals() == 2 * own).all()
-        assert (reader.live()["steps"], reader.live()["failures"]) == (1, 0)
-
-
-def test_inner_models_of_two_threads_do_not_mix_on_a_device():
-    model = tiny("mixtral")
-    with attach(model, by_kernels=True) as recording, torch.inference_mode():
-        one = threading.Thread(target=lambda: model.model(tokens(1, 7)))
-        model.model(tokens(2, 12))
-        one.start()
-        one.join()
-        model.model.layers[1].mlp(torch.zeros(1, 3, model.config.hidden_size))  # goes on in a step of its own
-        recording.flush()
-        batch = RingReader(recording.ring.path).read()
-    assert [rows for _, rows in sorted(zip(batch.records["step"], batch.records["rows"], strict=True))] == [24, 24, 7, 7, 3]
-
-
 def test_a_forward_that_raises_leaves_no_step_and_the_next_one_is_whole(monkeypatch):
     model = tiny("mixtral")
     with attach(model) as recording:
@@ -304,18 +264,6 @@ def test_what_the_start_of_a_step_raises_is_counted_and_never_seen(monkeypatch):
         assert (live["steps"], live["failures"]) == (2, 1)
 
 
-def test_what_a_device_raises_at_the_start_of_a_step_is_counted_and_never_seen(monkeypatch):
-    model = tiny("mixtral")
-    before = run(model)
-    with attach(model, by_kernels=True) as recording:
-        monkeypatch.setattr(recording._device._counter, "begin", lambda: 1 // 0)
-        for _ in range(3):
-            assert torch.equal(run(model), before)
-        live = RingReader(recording.ring.path).live()
-        assert (live["steps"], live["failures"]) == (0, 3)
-        assert recording.guard.figures().fallbacks == 3
-
-
 def test_the_kill_switches_stop_recording(monkeypatch):
     model = tiny("mixtral")
     before = run(model)
@@ -351,7 +299,7 @@ def test_an_unknown_release_or_router_changes_nothing_and_is_told_once(monkeypat
     assert len(caplog.records) == 2
 
 
-def test_no_space_for_the_ring_changes_nothing(monkeypatch, folder):
+def test_no_space_for_the_ring_changes_nothing(monkeypatch, folder):  # noqa: F811
     import os
 
     def full(fd, start, size):
@@ -363,29 +311,6 @@ def test_no_space_for_the_ring_changes_nothing(monkeypatch, folder):
     assert "No space left" in attach(model).reason
     assert hooks(model) == bare
     assert list(folder.iterdir()) == []
-
-
-def test_counts_of_a_device_come_in_copies_and_what_nobody_hooked_is_told_as_replayed():
-    model = tiny("mixtral")
-    own = counted(model)
-    with attach(model, by_kernels=True) as recording:
-        reader = RingReader(recording.ring.path)
-        for _ in range(READ_EVERY):
-            run(model)
-        assert reader.written == 0
-        run(model)
-        assert reader.live()["steps"] == READ_EVERY
-        recording.flush()
-        assert (reader.totals() == (READ_EVERY + 1) * own).all()
-        assert (reader.read().records["graph"] == 0).all()
-        counter = recording._device._counter  # a replay: kernels without hooks
-        counter.begin()
-        counter.add(1, torch.tensor([[3, 4]]))
-        recording.flush()
-        batch = reader.read()
-        assert [(r["site"], r["rows"], r["pairs"], r["t0_ns"], r["graph"]) for r in batch.records] == [(1, 1, 2, 0, 1)]
-        run(model)
-    assert RingReader(recording.ring.path).live()["steps"] == READ_EVERY + 2
 
 
 @pytest.mark.parametrize("by_kernels", [False, True])

@@ -165,6 +165,11 @@ class RingReader:
         self._next = self.written
 
     @property
+    def slots(self) -> int:
+        """Records that it holds at most."""
+        return self._layout.slots
+
+    @property
     def written(self) -> int:
         """Records ever written."""
         return int(self._live[LIVE.index("head")])

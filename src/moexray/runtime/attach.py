@@ -20,39 +20,30 @@ import os
 import sys
 import threading
 import time
-from collections import deque
-from functools import partial
+import weakref
+from functools import partial, wraps
 from itertools import count
 from typing import TYPE_CHECKING, Any, Self
 
 from moexray.core.errors import UsageError
 from moexray.runtime.allocations import Allocations
-from moexray.runtime.counters import ExpertCounter
 from moexray.runtime.engines import engine_of, routers
 from moexray.runtime.guard import Guard, say_once
 from moexray.runtime.handle import Handle
-from moexray.runtime.recorder import Ring, Site
+from moexray.runtime.on_device import GAUGES, OnDevice
+from moexray.runtime.recorder import Ring, Site, ring_folder
 
 if TYPE_CHECKING:
     from moexray.runtime.engines import Router
 
-__all__ = ["READ_EVERY", "Recording", "attach"]
+__all__ = ["Recording", "attach"]
 
-READ_EVERY = 16  # steps between two copies of the counts from a device (our choice)
 FEW = 64  # pairs of a call that are counted one by one: in a running model half the cost of numpy
 HELD = 4096  # pairs of a call that is recorded at the end of its step; larger ones at once
-PAIRS = 1 << 20  # token-expert pairs of one call on a device: 131,072 tokens x 8; takes 12 MiB there
-SECOND = 1_000_000_000
-GAUGES = {
-    "reserved_bytes": "reserved_bytes.all.current",
-    "allocated_bytes": "allocated_bytes.all.current",
-    "inactive_split_bytes": "inactive_split_bytes.all.current",
-    "retries": "num_alloc_retries",
-    "ooms": "num_ooms",
-}  # name of ours -> key of torch.cuda.memory_stats()
 
 _log = logging.getLogger(__name__)
 _now = time.monotonic_ns
+_recordings: weakref.WeakSet[Recording] = weakref.WeakSet()  # of this process
 
 
 def attach(model: Any, *, by_kernels: bool | None = None, **options: Any) -> Recording:
@@ -66,8 +57,9 @@ def attach(model: Any, *, by_kernels: bool | None = None, **options: Any) -> Rec
             kept), ids (so many expert ids of each call are kept beside the counts; none on a device).
 
     Returns:
-        The handle. Where the model, a router, the engine's version or the ring's place is not fit, nothing is
-        changed, `attached` is False and `reason` says why; that is logged once.
+        The handle. Where the model, a router, the engine's version or the ring's place is not fit, or the
+        model is recorded already into that folder (by `moexray record`, say), nothing is changed, `attached`
+        is False and `reason` says why; that is logged once.
     """
     return Recording(model, by_kernels=by_kernels, **options).attach()
 
@@ -87,7 +79,9 @@ class Recording(Handle):
         self.ring: Ring | None = None
         self.reason = ""
         self._model, self._by_kernels, self._options = model, by_kernels, options
-        self._device: _OnDevice | None = None
+        self._device: OnDevice | None = None
+        self._modules: set[int] = set()  # of the routers that are recorded
+        _recordings.add(self)
 
     def attach(self) -> Self:
         """Puts the hooks in, or says in `reason` why not; never raises."""
@@ -98,7 +92,7 @@ class Recording(Handle):
             self.reason = str(why)
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self.reason = f"{type(why).__name__}: {why}"
-        say_once(f"nothing is recorded: {self.reason}", log=_log)
+        say_once(f"no recording was attached: {self.reason}", log=_log)
         return self
 
     def flush(self) -> None:
@@ -112,6 +106,7 @@ class Recording(Handle):
         places = sorted({str(next(r.module.parameters()).device) for r in found})
         if len(places) > 1:
             raise UsageError(f"routers on several devices ({', '.join(places)}): nothing was changed")
+        self._refuse_twice({id(router.module) for router in found})
         engine = engine_of(self._model)
         facts = {
             "engine": engine, "version": getattr(sys.modules.get(engine), "__version__", ""),
@@ -122,27 +117,35 @@ class Recording(Handle):
         ring = self.ring = Ring(sites, facts, gauges=names, **self._options)
         self.on_detach(ring.close)
         elsewhere = places[0] != "cpu" if self._by_kernels is None else self._by_kernels
-        self._device = _OnDevice(ring, places[0]) if elsewhere else None
+        self._device = OnDevice(ring, places[0]) if elsewhere else None
         bundle = os.environ.get("MOEXRAY_BUNDLE")  # set by `moexray record`
         name = f"rank{facts['rank'] or 0}_{os.getpid()}"
         allocations = Allocations(bundle, places[0], name) if bundle else None
         if allocations is not None:
             self.on_detach(allocations.end)
         clock = _Clock(ring, self.guard, self._device, allocations)
-        blocks: dict[int, list[int]] = {}
+        blocks: dict[Any, list[int]] = {}
         for number, router in enumerate(found):
             if router.block is not None:
-                blocks.setdefault(id(router.block), []).append(number)
-            self.on_detach(router.watch(partial(clock.chosen, number, router)))
-        for numbers in blocks.values():
-            block = found[numbers[0]].block
-            self.on_detach(block.register_forward_pre_hook(partial(clock.enter, numbers)).remove)
-            self.on_detach(block.register_forward_hook(partial(clock.leave, numbers)).remove)
+                blocks.setdefault(router.block, []).append(number)
+            self.on_detach(router.watch(clock.after(number, router)))
+        for owner in {block if "forward" in vars(block) else type(block): None for block in blocks}:
+            self.replace(owner, "forward", clock.around(blocks, owner))
+        self.on_detach(blocks.clear)  # where somebody else's lies over ours, ours only passes on
         self.on_detach(self._model.register_forward_pre_hook(clock.begin).remove)
         self.on_detach(self._model.register_forward_hook(clock.end).remove)
         if self._device is not None:
             self.on_detach(self._model.register_forward_hook(clock.left, always_call=True).remove)
         self.on_detach(self.flush)
+
+    def _refuse_twice(self, modules: set[int]) -> None:
+        """A reader of the folder would count what two recordings of one model wrote twice."""
+        folder = ring_folder(self._options.get("folder"))
+        for other in list(_recordings):
+            ring = other.ring if other.attached and other is not self else None
+            if ring is not None and ring.path.parent == folder and other._modules & modules:  # noqa: SLF001
+                raise UsageError(f"the model is recorded already, into {ring.path}")
+        self._modules = modules
 
 
 def _rank() -> int | None:
@@ -156,30 +159,47 @@ def _rank() -> int | None:
     return int(rank) if rank.isdigit() else None
 
 
-class _Here(threading.local):
-    """State of the thread that runs a forward: steps of two threads do not mix.
+class _Forward:
+    """What one thread's forward has come to: forwards of two threads do not mix.
 
     On the CPU each is recorded. A device counts one forward at a time; one that another thread runs meanwhile
     is not counted there (`mine`), but as a failure.
     """
 
+    __slots__ = (
+        "calls", "carry_ns", "entered", "ids", "inside", "mine", "most", "own_ns", "rows", "seen", "step",
+        "t0",
+    )  # fmt: skip
+
     def __init__(self) -> None:
-        self.step = -1  # of the forward
+        self.step = -1
         self.t0 = self.rows = 0
         self.own_ns = self.carry_ns = 0  # cost of recording in this step; of the end of the one before
         self.inside = False  # the model's own forward
         self.mine = True  # this step is counted: the device is not at the one of another thread
         self.entered: dict[int, int] = {}  # site -> when its block began
         self.ids: dict[int, Any] = {}  # site -> chosen ids, until its block ends
-        self.calls: list[Any] = []  # of this step, held back: site, start, end, ids
-        self.seen: set[int] = set()  # sites of this step
+        self.calls: list[tuple[int, int, int, Any]] = []  # of this step, held back: site, start, end, ids
+        self.most = 0  # pairs of the largest of them
+        self.seen: set[int] = set()  # sites of this step, where an inner module was called
+
+
+class _Here(threading.local):
+    """The forward of the thread that asks."""
+
+    def __init__(self) -> None:
+        self.forward = _Forward()
 
 
 class _Clock:
-    """The hooks. Each returns None: a hook that returns something replaces the output."""
+    """The hooks. Each returns None: a hook that returns something replaces the output.
+
+    Between two of them the model's own work drives their code out of the caches, so that a line costs many
+    times what it costs alone: what can wait for the end of the step does, and what is used often is bound.
+    """
 
     def __init__(
-        self, ring: Ring, guard: Guard, device: _OnDevice | None, allocations: Allocations | None = None
+        self, ring: Ring, guard: Guard, device: OnDevice | None, allocations: Allocations | None = None
     ) -> None:
         import torch
 
@@ -194,96 +214,124 @@ class _Clock:
         if self._compiling():
             return
         self.on = self.guard.on
-        self.here.inside = True
+        here = self.here.forward
+        here.inside = True
         try:
             if self.on and self.allocations is not None:
                 self.allocations.begin()
-            self._next_step(self.here)
+            self._next_step(here)
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self._failed(why)
 
     def end(self, _model: Any, _args: Any, _output: Any) -> None:
         """After it; where the forward raised it does not run, and the step has no record of its own."""
-        here = self.here
+        here = self.here.forward
         here.inside = False
         if self.on and not self._compiling():
             try:
                 self._end(here, _now())
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
+        here.step = -1
 
     def left(self, _model: Any, _args: Any, _output: Any) -> None:
         """After `end`, and where the forward raised: the device is free for another thread."""
         if self.device is not None and not self._compiling():
-            self.here.inside = False
+            here = self.here.forward
+            here.inside, here.step = False, -1
             self.device.release()
 
-    def _end(self, here: _Here, now: int) -> None:
+    def _end(self, here: _Forward, now: int) -> None:
         if self.device is not None:
             if here.mine:
                 self.device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
             return
-        few = max((call[3].numel() for call in here.calls), default=0) <= FEW
-        calls = [(site, t0, t1, ids.tolist() if few else ids.numpy()) for site, t0, t1, ids in here.calls]
-        here.calls.clear()
-        self.ring.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns, calls=calls)
+        if here.most <= FEW:
+            calls: Any = [(site, t0, t1, ids.tolist()) for site, t0, t1, ids in here.calls]
+        else:
+            calls = [(site, t0, t1, ids.numpy()) for site, t0, t1, ids in here.calls]
+        here.calls = []
+        here.most = 0
+        self.ring.step(here.step, here.t0, now, here.rows, here.own_ns, calls)
         here.carry_ns = _now() - now
 
-    def enter(self, sites: list[int], _block: Any, _args: Any) -> None:
-        """Before the block around routers."""
-        if self.on and not self._compiling():
+    def around(self, blocks: dict[Any, list[int]], owner: Any) -> Any:
+        """`forward` of a class of blocks, or of a block with one of its own: times those that hold routers.
+
+        In place of two hooks, which make a module's call take its slow path: that cost more than the record.
+        """
+        local, compiling = self.here, self._compiling
+        call = original = owner.forward
+        if not isinstance(owner, type):
+
+            def call(_block: Any, *args: Any, **kwargs: Any) -> Any:
+                return original(*args, **kwargs)
+
+        @wraps(original)
+        def forward(block: Any, *args: Any, **kwargs: Any) -> Any:
+            sites = None if compiling() or not self.on else blocks.get(block)
+            if sites is None:
+                return call(block, *args, **kwargs)
+            here = local.forward
+            for site in sites:
+                here.entered[site] = _now()
+            output = call(block, *args, **kwargs)
             now = _now()
-            for site in sites:
-                self.here.entered[site] = now
+            try:
+                for site in sites:
+                    if site in here.ids:
+                        self._write(here, site, now)
+            except Exception as why:  # noqa: BLE001 - the edge of a host engine
+                self._failed(why)
+            here.own_ns += _now() - now
+            return output
 
-    def chosen(self, site: int, router: Router, seen: Any) -> None:
-        """After a router."""
-        if not self.on or self._compiling():
-            return
-        began, here = _now(), self.here
-        try:
-            here.ids[site] = router.ids(seen)
-            if site not in here.entered:  # its block is not called as a module, or not hooked
-                self._write(here, site, began)
-        except Exception as why:  # noqa: BLE001 - the edge of a host engine
-            self._failed(why)
-        here.own_ns += _now() - began
+        return forward if isinstance(owner, type) else partial(forward, owner)
 
-    def leave(self, sites: list[int], _block: Any, _args: Any, _output: Any) -> None:
-        """After the block."""
-        if not self.on or self._compiling():
-            return
-        here, now = self.here, _now()
-        try:
-            for site in sites:
-                if site in here.ids:
-                    self._write(here, site, now)
-        except Exception as why:  # noqa: BLE001 - the edge of a host engine
-            self._failed(why)
-        here.own_ns += _now() - now
+    def after(self, site: int, router: Router) -> Any:
+        """What a router's choice is told to."""
+        local, compiling, read = self.here, self._compiling, router.ids
 
-    def _write(self, here: _Here, site: int, now: int) -> None:
+        def chosen(seen: Any) -> None:
+            if not self.on or compiling():
+                return
+            began, here = _now(), local.forward
+            try:
+                here.ids[site] = read(seen)
+                if site not in here.entered:  # its block is not called as a module, or not hooked
+                    self._write(here, site, began)
+            except Exception as why:  # noqa: BLE001 - the edge of a host engine
+                self._failed(why)
+            here.own_ns += _now() - began
+
+        return chosen
+
+    def _write(self, here: _Forward, site: int, now: int) -> None:
         ids, t0 = here.ids.pop(site), here.entered.pop(site, now)
-        if not here.inside and (site in here.seen or here.step < 0):  # an inner module was called
-            self._next_step(here)
-        here.seen.add(site)
-        here.rows = rows = ids.shape[0]
-        if self.device is not None:
-            if here.mine:
-                self.device.add(site, t0, now, ids)
-        elif here.inside and ids.numel() <= HELD:
+        if here.inside and self.device is None and (pairs := ids.numel()) <= HELD:
             here.calls.append((site, t0, now, ids))
-        else:
+            here.rows = ids.shape[0]
+            here.most = max(here.most, pairs)
+            return
+        if not here.inside:  # an inner module was called
+            if site in here.seen or here.step < 0:
+                self._next_step(here)
+            here.seen.add(site)
+        here.rows = rows = ids.shape[0]
+        if self.device is None:
             self.ring.write(site, here.step, t0, now, rows, ids.numpy())
+        elif here.mine:
+            self.device.add(site, t0, now, ids)
 
-    def _next_step(self, here: _Here) -> None:
+    def _next_step(self, here: _Forward) -> None:
         before, here.step = here.step, next(self._steps)
         here.t0, here.own_ns, here.rows, here.carry_ns = _now(), here.carry_ns, 0, 0
         here.seen.clear()
         here.ids.clear()
-        calls, here.calls = here.calls, []
-        for site, t0, t1, ids in calls:  # of a forward that raised
-            self.ring.write(site, before, t0, t1, len(ids), ids.numpy())
+        if here.calls:  # of a forward that raised
+            calls, here.calls, here.most = here.calls, [], 0
+            for site, t0, t1, ids in calls:
+                self.ring.write(site, before, t0, t1, len(ids), ids.numpy())
         if self.on and self.device is not None:
             here.mine = False
             here.mine = self.device.begin(here.step, holds=here.inside)
@@ -295,95 +343,3 @@ class _Clock:
         self.ring.failed()
         self.guard.failed(why)
         self.on = self.guard.on
-
-
-class _OnDevice:
-    """Counts on the device, host times beside them, both into the ring later.
-
-    The number of the step is on the device, one for all threads: so a thread holds it for a forward.
-    """
-
-    def __init__(self, ring: Ring, device: str) -> None:
-        self._ring, self._name = ring, device
-        self._counter = ExpertCounter(
-            len(ring.sites), ring.layout.experts, pairs=PAIRS, steps=4 * READ_EVERY, device=device
-        )
-        self._steps: deque[_Launched] = deque(maxlen=4 * READ_EVERY)
-        self._begun = self._copying = self._sampled = 0
-        self._lock, self._holder = threading.Lock(), 0  # thread whose forward is counted
-
-    def begin(self, step: int, *, holds: bool) -> bool:
-        """Starts a step, of the whole model where it `holds`; False if that of another thread is not over."""
-        me = threading.get_ident()
-        with self._lock:
-            if self._holder not in {0, me}:
-                return False
-            self._holder = me if holds else 0
-            self._counter.begin()
-            self._steps.append(_Launched(self._begun, step))
-            self._begun += 1
-        return True
-
-    def release(self) -> None:
-        """The forward of this thread is over."""
-        if self._holder == threading.get_ident():
-            self._holder = 0
-
-    def add(self, site: int, t0: int, t1: int, ids: Any) -> None:
-        if self._steps[-1].thread != threading.get_ident():
-            raise RuntimeError("another thread's forward came between: this one is not counted")
-        self._counter.add(site, ids)
-        self._steps[-1].calls[site] = (t0, t1, ids.shape[0])
-
-    def step(self, step: int, t0: int, t1: int, rows: int, *, own_ns: int) -> None:
-        """The end of a step; starts or ends a copy, and waits for neither."""
-        self._steps[-1].end = (step, t0, t1, rows, own_ns)
-        if self._copying:
-            if self._counter.is_ready():
-                self._give()
-        elif self._begun % READ_EVERY == 0:
-            self._counter.start()
-            self._copying = self._begun
-        if self._name.startswith("cuda") and t1 - self._sampled > SECOND:
-            import torch
-
-            stats = torch.cuda.memory_stats(self._name)
-            self._ring.gauge(**{name: stats.get(key, 0) for name, key in GAUGES.items()})
-            self._sampled = t1
-
-    def collect(self) -> None:
-        """Everything so far; waits."""
-        if self._copying:
-            self._give()
-        self._counter.start()
-        self._copying = self._begun
-        self._give()
-
-    def _give(self) -> None:
-        counts = self._counter.finish()
-        steps, done = len(counts.tokens), self._copying
-        replayed = counts.first + steps - done  # steps that no hook saw: a graph was replayed
-        self._copying = 0
-        self._begun += replayed
-        known = {s.number: s for s in self._steps if s.number < done} if not replayed else {}
-        for s in self._steps:
-            s.number += replayed
-        for at, tokens in enumerate(counts.tokens.numpy().astype("int64"), counts.first):
-            launched = known.get(at) or _Launched(at, at)
-            for site, row in enumerate(tokens):
-                pairs = int(row.sum())
-                t0, t1, rows = launched.calls.get(site, (0, 0, pairs // self._ring.sites[site].k))
-                if pairs or site in launched.calls:
-                    self._ring.write_counts(site, launched.step, t0, t1, rows, row, 0, int(replayed > 0))
-            if launched.end is not None:
-                step, t0, t1, rows, own_ns = launched.end
-                self._ring.step(step, t0, t1, rows, own_ns=own_ns)
-
-
-class _Launched:
-    """A step as the host saw it: its number on the device, and its launch times by site."""
-
-    def __init__(self, number: int, step: int) -> None:
-        self.number, self.step, self.thread = number, step, threading.get_ident()
-        self.calls: dict[int, tuple[int, int, int]] = {}
-        self.end: tuple[int, int, int, int, int] | None = None

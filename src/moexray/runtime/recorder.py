@@ -65,12 +65,16 @@ __all__ = [
     "ring_folder",
 ]
 
+RECORD_BYTES = RECORD.itemsize
 MAX_BYTES = 16 << 20  # of a ring: 5 s of 58 layers x 256 experts at 50 steps a second
 STALE_S = 600  # rings of dead writers that nobody drained are removed after so long (our choice)
 Call = tuple[int, int, int, "np.ndarray[Any, Any] | list[list[int]]"]  # site, t0_ns, t1_ns, ids [rows, k]
 
-_PACK = struct.Struct("<QqqqqQihHII")
+_PACK = struct.Struct("@QqqqqQihHII")  # RECORD; native: whole words, on machines that are little endian
+_DONE = struct.Struct("@QQQ")  # steps, own_ns, step_ns of LIVE
 _HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
+_LIVE_AT = 64  # offset of LIVE
+_DONE_AT = _LIVE_AT + 8 * _STEPS
 _numbers = count()
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
@@ -94,6 +98,9 @@ class Ring:
     """
 
     _n: int  # records written
+    _done: int  # steps
+    _own_ns: int
+    _step_ns: int
     _first: int  # offset of the first slot
     _size: int  # of a slot
     _slots: int
@@ -102,8 +109,10 @@ class Ring:
     _layers: list[int]
     _live: Any
     _tokens: Any
-    _sums: list[Any]  # totals by site, for Python
-    _totals: list[np.ndarray[Any, Any]]  # the same for numpy
+    _words: Any  # the file, for Python: totals and tokens begin at these words
+    _totals_at: int
+    _tokens_at: int
+    _totals: list[np.ndarray[Any, Any]]  # by site, for numpy
     _counts: np.ndarray[Any, Any]
     _ids: np.ndarray[Any, Any]
     _zeros: np.ndarray[Any, Any]
@@ -176,7 +185,7 @@ class Ring:
             self._live[_HEAD] = self._n = number + 1
 
     def step(
-        self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, *, own_ns: int = 0, calls: Sequence[Call] = ()
+        self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, own_ns: int = 0, calls: Sequence[Call] = ()
     ) -> None:
         """Records the end of a step, and before it router calls of that step that were held back.
 
@@ -187,43 +196,45 @@ class Ring:
             rows: Tokens.
             own_ns: What recording it cost, as far as it was measured.
             calls: Counted together: in a running model that costs a fraction of one `write` each, whose code
-                the model's own work has driven out of the caches. Where all ids are lists, without numpy.
+                the model's own work has driven out of the caches. Their ids are all lists, which are counted
+                without numpy, or all arrays.
         """
         with self._lock:
             if self._forked:
                 self._open_own()
             if calls:
-                few = all(isinstance(call[3], list) for call in calls)
-                (self._put_few if few else self._put_calls)(step, calls)
-            number, live = self._n, self._live
-            at = number % self._slots
-            place = self._first + at * self._size
-            _PACK.pack_into(self._memory, place, number, step, t0_ns, t1_ns, 0, 0, -1, -1, STEP, rows, 0)
-            self._counts[at] = 0
+                (self._put_few if type(calls[0][3]) is list else self._put_calls)(step, calls)
+            number, live, memory, blank = self._n, self._live, self._memory, self._blank
+            place = self._first + number % self._slots * self._size
+            _PACK.pack_into(memory, place, number, step, t0_ns, t1_ns, 0, 0, -1, -1, STEP, rows, 0)
+            memory[place + RECORD_BYTES : place + RECORD_BYTES + len(blank)] = blank
             live[_HEAD] = self._n = number + 1
-            live[_STEPS] += 1
-            live[_OWN] += own_ns
-            live[_STEP_NS] += max(t1_ns - t0_ns, 0)
+            self._done += 1
+            self._own_ns += own_ns
+            self._step_ns += max(t1_ns - t0_ns, 0)
+            _DONE.pack_into(memory, _DONE_AT, self._done, self._own_ns, self._step_ns)
             live[_BEAT] = t1_ns
 
     def _put_few(self, step: int, calls: Sequence[Call]) -> None:
         """Calls of few pairs without numpy: its code is cold in a running model, the interpreter is not."""
         first, slots, size, number = self._first, self._slots, self._size, self._n
         layers, memory, cells, experts = self._layers, self._memory, self._cells, self._experts
+        words, totals_at, tokens_at, blank = self._words, self._totals_at, self._tokens_at, self._blank
         for seq, (site, t0, t1, ids) in enumerate(calls, number):
             place = first + seq % slots * size
-            rows, pairs = len(ids), sum(map(len, ids))
+            rows = len(ids)
+            pairs = rows * len(ids[0]) if rows else 0
             _PACK.pack_into(memory, place, seq, step, t0, t1, 0, 0, layers[site], site, ROUTER, rows, pairs)
-            at = place + RECORD.itemsize
-            memory[at : at + len(self._blank)] = self._blank
+            at = place + RECORD_BYTES
+            memory[at : at + len(blank)] = blank
             at //= 4
-            totals = self._sums[site]
+            total = totals_at + site * experts
             for row in ids:
                 for expert in row:
                     if 0 <= expert < experts:
                         cells[at + expert] += 1
-                        totals[expert] += 1
-            self._tokens[site] += rows
+                        words[total + expert] += 1
+            words[tokens_at + site] += rows
             if self._keep:
                 flat = [expert for row in ids for expert in row][: self._keep]
                 self._ids[seq % slots, : len(flat)] = flat
@@ -328,24 +339,27 @@ class Ring:
 
     def _map(self) -> None:
         layout, memory = self.layout, self._memory
+        self._done = self._own_ns = self._step_ns = 0
         self._n, self._first, self._size = 0, layout.slots_at, layout.record_bytes
         self._slots, self._experts, self._keep = layout.slots, layout.experts, layout.ids
         self._zeros = np.zeros(layout.experts, np.int64)
         self._layers = [s.layer for s in self.sites]
-        self._live = memoryview(memory)[64 : 64 + 8 * len(LIVE)].cast("Q")
+        self._live = memoryview(memory)[_LIVE_AT : _LIVE_AT + 8 * len(LIVE)].cast("Q")
         self._live[_BEAT] = time.monotonic_ns()
         self._values = np.frombuffer(memory, np.float64, GAUGES, 256)
         self._values[:] = np.nan
         self._table = layout.totals(memory).view(np.int64)  # as bincount counts: no cast
         self._totals, self._in_order = list(self._table), list(range(layout.routers))
-        sums: Any = layout.totals(memory)
+        self._words = memoryview(memory)[: layout.size // 8 * 8].cast("Q")
+        self._totals_at = DESCRIPTION[1] // 8
+        self._tokens_at = self._totals_at + layout.routers * layout.experts
         tokens: Any = layout.tokens(memory)
-        self._sums, self._tokens = [memoryview(row) for row in sums], memoryview(tokens)
+        self._tokens = memoryview(tokens)
         self._cells = memoryview(memory)[: layout.size // 4 * 4].cast("I")
         self._blank = bytes(4 * layout.experts)
         slots = layout.slots_of(memory)
-        end = RECORD.itemsize + 4 * layout.experts
-        self._counts = slots[:, RECORD.itemsize : end].view(np.uint32)
+        end = RECORD_BYTES + 4 * layout.experts
+        self._counts = slots[:, RECORD_BYTES : end].view(np.uint32)
         self._ids = slots[:, end : end + 2 * layout.ids].view(np.int16)
 
 
@@ -366,7 +380,7 @@ def _sweep(folder: Path) -> None:
             namespace, pid, _ = path.stem.split("-")
             if int(namespace) == ring_file.namespace() and ring_file.started(int(pid)) is None:
                 with path.open("rb") as file:
-                    beat = struct.unpack_from("<Q", file.read(256), 64 + 8 * _BEAT)[0]
+                    beat = struct.unpack_from("<Q", file.read(256), _LIVE_AT + 8 * _BEAT)[0]
                 if beat < limit:
                     path.unlink()
 

@@ -73,7 +73,7 @@ FAMILIES = (
     Family("GPT-OSS, Granite-MoE", "(GptOss|GraniteMoe|GraniteMoeHybrid)TopKRouter", "chosen"),
     Family("DeepSeek V2", "DeepseekV2TopkRouter", "softmax", scale="routed_scaling_factor", groups=1),
     Family("DeepSeek V3, GLM4-MoE", "(DeepseekV3|Glm4Moe)TopkRouter", "sigmoid", norm="norm_topk_prob",
-           eps=1e-20, scale="routed_scaling_factor", bias="e_score_correction_bias", groups=2),
+           eps=1e-20, scale="routed_scaling_factor", bias="e_score_correction_bias", groups=2, rounds=True),
     Family("HunYuan v1", "HunYuanMoEV1Gate", "softmax", norm=True),
     Family("Jamba", "JambaTopKRouter", "softmax"),
     Family("ERNIE 4.5", "Ernie4_5_MoeTopKRouter", "softmax", norm=True, floor="norm_min",
@@ -138,7 +138,8 @@ class Routing:
 
     def ids(self, seen: Any) -> Tensor:
         """See engines.Router."""
-        return self.read(seen)[2]
+        found: Tensor = seen[2] if self.family.form == "triple" else self.read(seen)[2]
+        return found
 
     def read(self, output: Any) -> tuple[Tensor, Tensor, Tensor]:
         """See engines.Router. What the router says of its choice is put into another order, nothing else."""
