@@ -182,6 +182,18 @@ def test_lateness_and_transfer_by_hand():
     assert late.total_ns == pytest.approx(48 * MS)
 
 
+def test_lateness_from_half_way_on_is_told_of_the_last_third():
+    m = Machine(2)
+    for i in range(30):
+        m.step(i)
+        m.work(2_000, late=1, by=600 if i >= 16 else 0)
+        m.meet((0, 1), 300)
+    m.step(30)
+    (late,) = late_ranks(match(group(m.traces)), 0.05, 5)
+    (place,) = late.places
+    assert (late.rank, place.part, place.lateness_ns / MS) == (1, "last third", pytest.approx(0.6))
+
+
 def test_collectives_without_numbers_match_by_order_though_traces_start_apart():
     traces = pair_of_ranks(steps=20, late_us=3000)
     for trace in traces:

@@ -26,7 +26,7 @@ class Episode:
     """One happening.
 
     Args:
-        kind: "rearrangement", "compilation", "snapshot", "start-up".
+        kind: "rearrangement", "compilation", "snapshot", "collection", "start-up".
         source: File.
         start_s, end_s: On the clock of the file.
         row: The line that tells it best.
@@ -134,6 +134,17 @@ def snapshots(run: Run) -> list[Episode]:
         if begin is not None:
             out.append(_point("snapshot", source, begin["t_s"], begin, None))
     return out
+
+
+def collections(run: Run, least_s: float) -> list[Episode]:
+    """Runs of the garbage collector whose lines state at least that duration; they end at their line."""
+    return [
+        _point("collection", source, row["t_s"] - seconds, row, seconds)
+        for source, rows in run.by_source("log")
+        for row in rows
+        if row["kind"] == "host.gc" and row["t_s"] is not None and row["phase"] != "startup"
+        and (seconds := float(row["fields"].get("seconds") or 0.0)) >= least_s
+    ]  # fmt: skip
 
 
 def starts(run: Run) -> list[Episode]:

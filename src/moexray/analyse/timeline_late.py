@@ -29,6 +29,7 @@ BEYOND = 0.2  # lateness / (transfer - usual transfer) below which the transfer 
 VALLEY_WIDTH = 0.2  # of the distance of the two heaps: transfers as close to a length as this are counted
 VALLEY = 0.25  # the emptiest place between the heaps / the smaller of their tops
 FEW = 3  # columns of a place from which their median is trusted
+THIRDS = ("first third", "middle third", "last third")
 THIRD_LEAST = 9  # columns of a place from which its thirds are looked at, too
 BURST_SHARE = 0.05  # share of all step time that smaller bursts must cost in sum
 
@@ -82,17 +83,15 @@ def places(c: Collectives, ratio: float, lone: float) -> list[Place]:
     found = []
     for op, place, columns in _by_place(c):
         lateness = c.costly[columns]
-        parts = [("", columns, lateness)]
-        if len(columns) >= THIRD_LEAST:
-            thirds = zip(
-                ("first third", "middle third", "last third"), np.array_split(columns, 3), strict=True
-            )
-            parts += [(name, part, c.costly[part]) for name, part in thirds]
-        for name, part, values in parts:
-            middle = float(np.median(values))
-            if middle >= ratio * c.step_ns * (lone if len(columns) < FEW else 1.0):
-                found.append(Place(op, place, part, middle, name, _mostly_late(c, part)))
-                break
+        least = ratio * c.step_ns * (lone if len(columns) < FEW else 1.0)
+        middle, part, name = float(np.median(lateness)), columns, ""
+        if middle < least and len(columns) >= THIRD_LEAST:
+            thirds = np.array_split(columns, 3)
+            medians = [float(np.median(c.costly[third])) for third in thirds]
+            at = int(np.argmax(medians))
+            middle, part, name = medians[at], thirds[at], THIRDS[at]
+        if middle >= least:
+            found.append(Place(op, place, part, middle, name, _mostly_late(c, part)))
     return found
 
 

@@ -184,6 +184,7 @@ RULES: tuple[Rule, ...] = (
         ("jit.compile_in_hot_path",),
         ("latency", "gaps"),
     ),
+    Rule("moexray.diagnose.engine_logs.stalls:gc_pause", ("host.gc_pause",), ("latency", "gaps")),
     Rule(
         "moexray.diagnose.engine_logs.stalls:snapshot_overhead",
         ("mem.snapshot_overhead",),

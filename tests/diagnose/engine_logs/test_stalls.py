@@ -134,3 +134,33 @@ def test_exhibit_marks_the_happenings():
     assert chart["marks"][0]["finding"] == "ep.rearrange_stall"
     (chart,) = latency_series(run_of(itl=series([3.0], form="step,itl_ms")))
     assert chart["x_unit"] == "step"
+
+
+def collections(times, seconds=0.8):
+    """Lines of vLLM's GC debug log, written when a collection ends."""
+    text = "GC took {:.3f}ms to complete. Collected objects in GC generation 2: 90211"
+    return "".join(relative(t + seconds, text.format(seconds * 1e3)) for t in times)
+
+
+def test_collections_that_end_with_stalls_of_their_length():
+    f = said(itl=series(AT), log=collections(AT))["host.gc_pause"]
+    assert f.severity == "warn"
+    assert 0.5 <= f.confidence < 0.7
+    assert "4 of 4 latency spikes" in f.claim
+    assert "stalled_s=3.2" in f.evidence[0].text
+    assert [e.text for e in f.evidence[1:]]
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"itl": series([]), "log": collections(AT)},  # latency does not move
+        {"itl": series([5.0, 19.0]), "log": collections(AT)},  # it moves elsewhere
+        {"itl": series(AT), "log": collections(AT, 0.08)},  # far too short to explain it
+        {"itl": series(AT), "log": collections(AT[:1])},  # one of four
+        {"itl": series(AT), "log": collections(AT) + moves(AT)},  # another record of the same times
+        {"itl": series(AT), "log": collections([0.1 + 0.9 * i for i in range(70)])},  # always collecting
+    ],
+)
+def test_collections_that_explain_nothing(files):
+    assert "host.gc_pause" not in said(**files)

@@ -58,7 +58,8 @@ VERDICTS: tuple[Verdict, ...] = (
         "the device "
         "idle, others waiting for this rank, and a collector record over it: a 'Python GC' event, an "
         "annotation, or "
-        "a log line of this rank that ends then and is at least half as long.",
+        "a log line of this rank that ends then and is at least half as long. Without traces: collections "
+        "in the log that end with at least half of the spikes of a latency series and take as long.",
         "Collector records of other ranks or other times; an allocator call, a compile or a "
         "rearrangement in the gap.",
         ("gc.collect() and gc.freeze() after warm-up, collections at idle.",),

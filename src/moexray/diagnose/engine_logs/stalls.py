@@ -1,4 +1,4 @@
-"""Stalls of a latency series against the log: rearrangements, compilation, snapshot writes."""
+"""Stalls of a latency series against the log: rearrangements, compilation, snapshots, collections."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
     from moexray.core.limits import Limits
     from moexray.core.run import Run
 
-__all__ = ["compile_in_hot_path", "rearrange_stall", "snapshot_overhead"]
+__all__ = ["compile_in_hot_path", "gc_pause", "rearrange_stall", "snapshot_overhead"]
 
+ALIKE = 0.5  # the shorter of a pause and a stall / the longer one from which they are taken for one thing
 QUOTED = 3  # lines quoted per finding
 
 
@@ -140,6 +141,44 @@ def snapshot_overhead(run: Run, limits: Limits) -> list[Finding]:
     return [replace(finding, value=m.share, limit=e.snapshot_share, unit="ratio", remedies=remedies)]
 
 
+def gc_pause(run: Run, limits: Limits) -> list[Finding]:
+    """host.gc_pause without traces: collections that end with stalls, last as long, and not by chance."""
+    e = limits.engine
+    known = (s.median_s for s in load_series(run, e.spike) if s.median_s > 0)
+    found = engine_log.collections(run, ALIKE * e.spike * min(known, default=float("inf")))
+    m = best_meeting(run, e.spike, found, lambda c, _: (c.start_s, c.end_s))
+    if "trace" in run.present or m is None or not m.related:
+        return []
+    lengths = {k: (m.found[k].value_s, m.episodes[i].seconds or 0.0) for k, i in m.hits.items()}
+    alike = [k for k, (stall, pause) in lengths.items() if min(stall, pause) >= ALIKE * max(stall, pause)]
+    share = len(alike) / len(m.found)
+    if len(alike) < PAUSES or share < e.compile_share or share - m.chance < e.beyond_chance:
+        return []
+    if any(not f.cannot_tell for rule in OTHERS for f in rule(run, limits) if not f.id.startswith("not:")):
+        return []
+    paused = [m.episodes[m.hits[k]] for k in alike]
+    ranks = {c.row["rank"] for c in paused}
+    stalled_s, longest_s = (how(lengths[k][0] for k in alike) for how in (sum, max))
+    facts = {
+        "spikes": len(m.found), "spikes_with_collection": len(alike), "share_ratio": share,
+        "collections": len(m.episodes), "collecting_s": sum(c.seconds or 0.0 for c in paused),
+        "stalled_s": stalled_s, "max_stall_s": longest_s, "median_ms": m.series.median_s * 1e3,
+        "by_chance_ratio": m.chance,
+    }  # fmt: skip
+    claim = (
+        f"{len(alike)} of {len(m.found)} latency spikes (above {e.spike:g}x the median of "
+        f"{_s(m.series.median_s)}) end with a run of the garbage collector that took as long: "
+        f"{_s(stalled_s)} in all, {_s(longest_s)} at most{_assumed(m)}."
+    )
+    hit = [m.found[k] for k in alike]
+    subject = replace(_subject(m.series, hit), rank=ranks.pop() if len(ranks) == 1 else None)
+    proof = (Evidence(m.series.source, _lines(hit), pairs(facts)), *_quotes(paused))
+    return [Finding(
+        "host.gc_pause", "warn", m.confidence(0.69), claim, subject, share, e.compile_share, "ratio", proof,
+        remedies=(remedy("host-freeze-gc"),), settle_with=(GC_TRACE,), cost=stalled_s,
+    )]  # fmt: skip
+
+
 def _say(
     id: str, m: Meeting, claim: str, facts: dict[str, Any], more: list[Evidence], best: float
 ) -> Finding:  # fmt: skip
@@ -149,6 +188,11 @@ def _say(
     return Finding(
         id, "warn", m.confidence(best), claim, _subject(m.series, m.hit), evidence=evidence, cost=m.stalled_s
     )
+
+
+OTHERS = (rearrange_stall, compile_in_hot_path, snapshot_overhead)  # they say more where both are there
+PAUSES = 2  # collections that must meet a stall of their length; own choice against flukes
+GC_TRACE = "a trace of the worker that logs the collections, over one of them"
 
 
 def _snapshot_costs(run: Run) -> tuple[list[Evidence], str]:

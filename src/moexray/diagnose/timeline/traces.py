@@ -154,7 +154,12 @@ def _did(profile: Profile, n: dict[str, object], share: float) -> str:
 
 
 def _ms(value: object) -> str:
-    return "-" if value is None else f"{value:.3g} ms"
+    return _time(value * MS) if isinstance(value, int | float) else "-"
+
+
+def _time(ns: float) -> str:
+    unit, name = (1e9, "s") if ns >= 1e9 else (MS, "ms") if ns >= 0.1 * MS else (1e3, "us")
+    return f"{ns / unit:.3g} {name}"
 
 
 def _step_evidence(profile: Profile, calls: AllocCalls, position: int, here: np.ndarray) -> Evidence:
@@ -238,11 +243,10 @@ def _skew(collectives: Collectives, limits: Limits) -> Finding | None:
         severity="warn",
         confidence=0.9 if worst.matches >= 10 else 0.75,  # ends of ten agree by no accident
         claim=(
-            f"The clocks of the ranks differ: {who.who} is {abs(worst.offset_ns) / MS:.3g} ms "
-            f"{'ahead of' if worst.offset_ns > 0 else 'behind'} {base.who} ({residual / 1e3:.2g} us are "
-            f"left after "
-            f"alignment). Times between ranks hold only after alignment; aligned, collectives are late by "
-            f"{late:.3g} ms in the median."
+            f"The clocks of the ranks differ: {who.who} is {_time(abs(worst.offset_ns))} "
+            f"{'ahead of' if worst.offset_ns > 0 else 'behind'} {base.who} ({_time(residual)} are left "
+            f"after alignment). Times between ranks hold only after alignment; aligned, collectives are "
+            f"late by {late:.3g} ms in the median."
         ),
         subject=Subject(rank=who.rank),
         value=abs(worst.offset_ns) / 1e9,
