@@ -110,3 +110,28 @@ def test_say_once(caplog):
         say_once("unknown router")
         say_once("another text", key="unknown router")
     assert [r.message for r in caplog.records] == ["unknown router"]
+
+
+@pytest.mark.parametrize("words", ["all", "1", "true", "YES", "On", "Router", "exchange router", "a; router", " ,router,"])
+def test_words_that_switch_off(monkeypatch, words):
+    monkeypatch.setenv(guards.VARIABLE, words)
+    assert not Guard("router").on
+
+
+@pytest.mark.parametrize("words", ["", " ", ",", "0", "false", "off", "no", "routers", "exchange"])
+def test_words_that_do_not(monkeypatch, words):
+    monkeypatch.setenv(guards.VARIABLE, words)
+    assert Guard("router").on
+
+
+def test_an_error_is_told_by_its_first_line(caplog):
+    """Torch puts a stack of C++ behind it."""
+    guard = Guard("router")
+
+    def raises():
+        raise RuntimeError("no room " + "x" * 1000 + "\nframe #0: c10::Error")
+
+    guard.run(raises, int)
+    assert "frame" not in caplog.text
+    assert guard.figures().error.startswith("RuntimeError: no room xx")
+    assert len(guard.figures().error) == 300

@@ -192,3 +192,15 @@ def test_the_names_are_those_of_whatif():
     from moexray.whatif.router import POLICIES as ASKED
 
     assert list(POLICIES) == list(ASKED)
+
+
+def test_a_first_forward_without_tokens_is_not_the_one_whose_spread_counts():
+    """Ranks of a group run forwards without tokens, to take part in its collectives."""
+    late, fresh = Biased(rate=0.5), Biased(rate=0.5)
+    some = torch.randn(16, 8, generator=torch.Generator().manual_seed(0))
+    ids, wanted = late.choose(some[:0], 2, Batch(0))
+    assert (ids.shape, wanted) == ((0, 2), None)
+    for _ in range(3):
+        assert torch.equal(late.choose(some, 2, Batch(0))[0], fresh.choose(some, 2, Batch(0))[0])
+    assert torch.equal(late.step, fresh.step)
+    assert late.step > 0

@@ -1,5 +1,7 @@
 """Policies over the routers of real model classes: bitwise the original when plain, off, failed or detached."""
 
+import copy
+import io
 import threading
 from typing import NamedTuple
 
@@ -252,3 +254,53 @@ def test_sticky_holds_experts_from_forward_to_forward():
         for token in (5, 9):
             model(torch.tensor([[token], [token + 1]]))
     assert torch.equal(*ids)
+
+
+def test_a_rank_without_tokens_and_a_router_of_one_expert_go_through():
+    for policy in ("plain", *POLICIES):
+        model = tiny("qwen3_moe")
+        module = read_routers(model)[0].module
+        with attach(model, policy) as handle, torch.inference_mode():
+            assert [tuple(t.shape) for t in module(torch.empty(0, 32))] == [(0, 8), (0, 2), (0, 2)]
+            assert handle.guard.figures().fallbacks == 0, handle.guard.figures().error
+        one = tiny("qwen3_moe", num_experts=1, num_experts_per_tok=1)
+        with attach(one, policy) as handle:
+            run(one)
+            assert handle.attached
+            assert handle.guard.figures().fallbacks == 0, handle.guard.figures().error
+
+
+@pytest.mark.parametrize("name", WITH_RULE)
+def test_the_rule_is_the_models_under_autocast_too(name):
+    """Weights for the model's own choice are its weights, bit for bit: sigmoids are then taken in bfloat16."""
+    model = tiny(name)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.inference_mode():
+        same = []
+        for router in read_routers(model):
+
+            def compare(_module, _args, out, router=router):
+                logits, weights, ids = router.read(out)
+                same.append(torch.equal(router.weights(logits, ids, weights), weights))
+
+            router.module.register_forward_hook(compare)
+        run(model)
+    assert same
+    assert all(same)
+
+
+@pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
+def test_a_copy_of_the_model_is_without_the_policy(copied):
+    model = tiny("qwen3_moe")
+    before = run(model)
+    with attach(model, STRONG) as handle:
+        if copied == "deepcopy":
+            other = copy.deepcopy(model)
+        else:
+            file = io.BytesIO()
+            torch.save(model, file)
+            file.seek(0)
+            other = torch.load(file, weights_only=False)
+        assert torch.equal(run(other), before)
+        assert handle.guard.figures().calls == 0
+        assert not torch.equal(run(model), before)
+    assert torch.equal(run(model), before)

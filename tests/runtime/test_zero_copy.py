@@ -274,3 +274,22 @@ def test_what_is_dropped_gives_its_descriptors_back():
         del parcel, ticket, got
         gc.collect()
         assert descriptors() == before
+
+
+def test_a_ticket_that_was_closed_says_nothing_on_the_receiver():
+    one, two = Port.pair()
+    with one, two:
+        ticket = one.send(Parcel.make(4096))
+        ticket.close()
+        ticket.close()
+        for ask in (ticket.ready, lambda: ticket.wait(0.0), lambda: ticket.wait(30)):
+            with pytest.raises(UsageError, match="ticket was closed"):
+                ask()
+        done = one.send(Parcel.make(4096))
+        two.receive().close()
+        got = two.receive()
+        got.done()
+        got.close()
+        assert done.wait(30)
+        done.close()
+        assert done.ready()

@@ -14,7 +14,7 @@ from moexray.core.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["Buffer", "Numpy", "Torch", "kind_of", "sizes_of", "traits"]
+__all__ = ["Buffer", "Numpy", "Torch", "is_named", "kind_of", "sizes_of", "traits"]
 
 
 class Numpy:
@@ -91,11 +91,13 @@ class Torch:
 
     @staticmethod
     def place(blank: Any) -> tuple[Any, ...] | None:
-        """See Numpy. A captured graph would go on using its buffers behind our back."""
+        """See Numpy. Captured and traced code would go on using its buffers behind our back."""
         import torch
 
         where = blank.device
-        if where.type == "meta" or torch.compiler.is_compiling():
+        if where.type == "meta" or type(blank) is not torch.Tensor or torch.compiler.is_compiling():
+            return None
+        if torch._C._len_torch_dispatch_stack():  # noqa: SLF001 - a tracer; no public name tells it
             return None
         if where.type != "cuda":
             return (where,)
@@ -153,6 +155,12 @@ class Buffer:
     def changed(self) -> bool:
         """Its memory is not the one that it was made with: size and alignment no longer hold."""
         return self.kind.extent(self.root) != self._extent
+
+
+def is_named(dtype: Any) -> bool:
+    """Whether it is a type of numpy or torch: None, `float` or text may mean either."""
+    is_numpy = isinstance(dtype, np.dtype) or (isinstance(dtype, type) and issubclass(dtype, np.generic))
+    return is_numpy or type(dtype).__module__ == "torch"
 
 
 def kind_of(dtype: Any, device: Any) -> type[Numpy | Torch]:

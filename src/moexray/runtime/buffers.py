@@ -18,14 +18,14 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any
 
 from moexray.algorithms.policies import GRANULE, Segregated
 from moexray.core.errors import UsageError
-from moexray.runtime.buffer_kinds import Buffer, Numpy, Torch, kind_of, sizes_of, traits
+from moexray.runtime.buffer_kinds import Buffer, Numpy, Torch, is_named, kind_of, sizes_of, traits
 from moexray.runtime.checks import is_whole
-from moexray.runtime.guard import Guard
+from moexray.runtime.guard import Guard, renew_in_children
 from moexray.runtime.handle import Handle
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ class PoolFigures:
         reused: Requests that an idle buffer served.
         made: Buffers allocated.
         plain: Requests that got memory of their own: over the limit, or not for a pool (a graph capture, a
-            compilation, objects).
+            compilation, a trace, objects).
         held_bytes: Held now.
         peak_bytes: Most ever held.
     """
@@ -124,8 +124,13 @@ class BufferPool:
         self.guard = Guard(name)
         self._class_of = lru_cache(4096)(Segregated(None, alignment, classes).class_size)
         self._rows: dict[Key, list[Buffer]] = {}
-        self._lock = threading.RLock()  # what dies under it may run code that asks again
+        self.renew()
+        renew_in_children(self)
         self._reused = self._made = self._plain = self._held = self._peak = 0
+
+    def renew(self) -> None:
+        """Makes the lock, in a forked child anew."""
+        self._lock = threading.RLock()  # what dies under it may run code that asks again
 
     def empty(
         self, shape: int | Sequence[int], dtype: Any, *, device: Any = None,
@@ -138,7 +143,11 @@ class BufferPool:
         """
         kind = kind_of(dtype, device)
         sizes, span = sizes_of(kind, shape, dtype, strides)  # the caller's errors are no fault of ours
-        return self.guard.run(self._take, self._own, (kind, sizes, span), dtype, device, strides, role)
+        original: Callable[[], Any] = partial(
+            aligned_empty, sizes, dtype, device=device, strides=strides, alignment=self.alignment
+        )
+        asked = (kind, sizes, span)
+        return self.guard.run(lambda: self._take(original, asked, dtype, device, strides, role), original)
 
     def empty_like(self, like: Any, *, role: str = "") -> Any:
         """As `aligned_empty_like`, from an idle buffer where there is one."""
@@ -161,7 +170,8 @@ class BufferPool:
         Args:
             owner: A module, class or object of the host; not numpy or torch, which the pool itself calls.
             name: Of an attribute that is called as `empty(shape, dtype=..., device=...)`. Calls with other
-                arguments, or without a dtype, go to the original.
+                arguments, or without a dtype that is numpy's or torch's own, go to the original; so does
+                what gets no buffer of the pool.
             role: See the head of this file.
 
         Raises:
@@ -174,18 +184,17 @@ class BufferPool:
             original: Callable[..., Any] = getattr(owner, name, None) or _missing(owner, name)
 
             def pooled(*args: Any, **kwargs: Any) -> Any:
-                usual = len(args) == 1 and "dtype" in kwargs and kwargs.keys() <= {"dtype", "device"}
-                if not (handle.attached and usual):
+                usual = len(args) == 1 and kwargs.keys() <= {"dtype", "device"}
+                dtype, device = kwargs.get("dtype"), kwargs.get("device")
+                if not (handle.attached and usual and is_named(dtype)):
                     return original(*args, **kwargs)
-                dtype, device = kwargs["dtype"], kwargs.get("device")
                 try:
                     kind = kind_of(dtype, device)
                     asked = (kind, *sizes_of(kind, args[0], dtype, None))
                 except UsageError:
                     return original(*args, **kwargs)  # which refuses it in its own words
-                return self.guard.run(
-                    lambda: self._take(asked, dtype, device, None, role), lambda: original(*args, **kwargs)
-                )
+                plain: Callable[[], Any] = partial(original, *args, **kwargs)
+                return self.guard.run(lambda: self._take(plain, asked, dtype, device, None, role), plain)
 
             handle.replace(owner, name, pooled)
 
@@ -193,11 +202,9 @@ class BufferPool:
 
     # ---- inside
 
-    def _own(self, asked: Asked, dtype: Any, device: Any, strides: Any, role: str) -> Any:
-        del role
-        return aligned_empty(asked[1], dtype, device=device, strides=strides, alignment=self.alignment)
-
-    def _take(self, asked: Asked, dtype: Any, device: Any, strides: Any, role: str) -> Any:
+    def _take(
+        self, original: Callable[[], Any], asked: Asked, dtype: Any, device: Any, strides: Any, role: str
+    ) -> Any:
         kind, sizes, span = asked
         blank = kind.blank(dtype, device)
         place = kind.place(blank)
@@ -210,7 +217,7 @@ class BufferPool:
                     return kind.view(buffer, blank, sizes, strides)
         with self._lock:
             self._plain += 1
-        return self._own(asked, dtype, device, strides, role)
+        return original()
 
     def _find(self, key: Key, need: int) -> Buffer | None:
         row = self._rows.get(key, [])
@@ -232,7 +239,12 @@ class BufferPool:
             self._drop(self._held + need - self.limit_bytes)
             if self._held + need > self.limit_bytes:
                 return None
-        buffer = Buffer(key[0], need, device, self.alignment)
+        try:
+            buffer = Buffer(key[0], need, device, self.alignment)
+        except (MemoryError, RuntimeError):  # of torch the latter: what lies idle here may be what is missing
+            if not self._drop(1 << 62):
+                raise
+            buffer = Buffer(key[0], need, device, self.alignment)
         row.append(buffer)
         self._made += 1
         self._held += need

@@ -3,25 +3,30 @@
 Glossary: a *remedy* is our code in the host's way; the *original path* is what the host did without it; a
 *fallback* is a call that the original path answered because the remedy raised.
 
-Switched off by the operator, for good: the environment variable MOEXRAY_OFF, "all" or names of remedies
-("router,exchange"), read when a guard is made. Switched off and on while the process runs: `switch`.
+Switched off by the operator, for good: the environment variable MOEXRAY_OFF, "all" (or "1", "true", "yes",
+"on") or names of remedies ("router,exchange"), read when a guard is made. Switched off and on while the
+process runs: `switch`.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import re
 import threading
+import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PATIENCE", "VARIABLE", "Figures", "Guard", "say_once", "switch"]
+__all__ = ["PATIENCE", "VARIABLE", "Figures", "Guard", "renew_in_children", "say_once", "switch"]
 
 VARIABLE = "MOEXRAY_OFF"
 PATIENCE = 8  # fallbacks; a fault that is still there after so many is no accident (our choice)
+_ALL = {"all", "1", "true", "yes", "on"}
+_ERROR_CHARS = 300  # of an error's first line: torch's are followed by a stack of C++
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,6 +35,7 @@ _log = logging.getLogger(__name__)
 _lock = threading.Lock()
 _off: set[str] = set()  # names switched off while the process runs
 _said: set[str] = set()
+_owners: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +46,7 @@ class Figures:
         calls: Calls that came to the guard.
         fallbacks: Calls in which the remedy raised and the original path answered.
         skipped: Calls that went straight to the original path: switched off, or out of patience.
-        error: The last error of the remedy, type and text; empty if there was none.
+        error: The last error of the remedy, type and first line; empty if there was none.
     """
 
     calls: int
@@ -71,6 +77,24 @@ def say_once(text: str, *, log: logging.Logger = _log, key: str = "") -> None:
         log.warning("%s", text)
 
 
+def renew_in_children(owner: Any) -> None:
+    """Has `owner.renew()` called in each forked child, to make its locks anew.
+
+    The thread that held a lock at the fork does not exist in the child, which would wait for it for ever.
+    """
+    _owners.add(owner)
+
+
+def _after_fork() -> None:
+    global _lock  # noqa: PLW0603 - see renew_in_children
+    _lock = threading.Lock()
+    for owner in list(_owners):
+        owner.renew()
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
+
 class Guard:
     """Stands between the host and one remedy; nothing that the remedy raises reaches the host.
 
@@ -83,12 +107,17 @@ class Guard:
     """
 
     def __init__(self, name: str, *, patience: int = PATIENCE) -> None:
-        words = {word.strip() for word in os.environ.get(VARIABLE, "").split(",")}
+        words = set(re.split(r"[\s,;]+", os.environ.get(VARIABLE, "").lower()))
         self.name, self.patience = name, patience
-        self._banned = bool(words & {name, "all", "1"})
-        self._lock = threading.Lock()
+        self._banned = bool(words & {name.lower(), *_ALL})
+        self.renew()
+        renew_in_children(self)
         self._calls = self._fallbacks = self._skipped = self._spent = 0
         self._error = ""
+
+    def renew(self) -> None:
+        """Makes the lock, in a forked child anew."""
+        self._lock = threading.Lock()
 
     @property
     def on(self) -> bool:
@@ -116,12 +145,13 @@ class Guard:
 
     def failed(self, why: Exception) -> None:
         """Counts a fallback and tells it; for remedies that find their own way back."""
+        text = f"{type(why).__name__}: {why}".partition("\n")[0][:_ERROR_CHARS]
         with self._lock:
             self._fallbacks += 1
             self._spent += 1
-            self._error = f"{type(why).__name__}: {why}"
+            self._error = text
         say_once(
-            f"remedy {self.name} raised {self._error}; the original path answers, and after {self.patience} "
+            f"remedy {self.name} raised {text}; the original path answers, and after {self.patience} "
             f"such calls the remedy is left alone. Off for good: {VARIABLE}={self.name}",
             key=f"{self.name} raised {type(why).__name__}",
         )

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+import os
 import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["Handle"]
+__all__ = ["Handle", "Hook"]
 
 _log = logging.getLogger(__name__)
 _lock = threading.RLock()
@@ -191,6 +192,41 @@ class Handle:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.detach()
+
+
+class Hook:
+    """A hook on a torch module of the host; copies of the module (deepcopy, pickle) are without it."""
+
+    __slots__ = ("call",)
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call = call
+
+    def __call__(self, *args: Any) -> Any:
+        """What the host's module calls."""
+        return self.call(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _idle
+
+    def __reduce__(self) -> tuple[Callable[[], object], tuple[()]]:
+        return _nothing, ()
+
+
+def _idle(*_: Any) -> None:
+    """In a copy, where the hook was: changes nothing."""
+
+
+def _nothing() -> Callable[..., None]:
+    return _idle
+
+
+def _renew() -> None:
+    global _lock  # noqa: PLW0603 - see guard.renew_in_children
+    _lock = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_renew)
 
 
 def _own(owner: Any, key: Any, *, is_item: bool) -> Any:

@@ -139,7 +139,7 @@ class SoftMask(_Policy):
 class Biased(_Policy):
     """A bias per expert on the selection follows the load: after each forward, `rate` deviations up or down.
 
-    The standard deviation is that of the first forward's scores (numpy's twin takes all scores of a run).
+    The standard deviation is that of the first forward with tokens (numpy's twin takes all scores of a run).
     """
 
     def __init__(self, *, rate: float = 0.02) -> None:
@@ -154,9 +154,11 @@ class Biased(_Policy):
         if self._bias is None:
             with torch.inference_mode(mode=False):
                 self._bias = torch.zeros(scores.shape[1], device=scores.device)
+        ids = ranked(scores + self._bias, k)
+        if not len(scores):  # a rank without tokens: there is no load, and no deviation to keep
+            return ids, None
         if self.step is None:
             self.step = (self.rate * mean_std(scores.reshape(1, -1))[1]).float().reshape(1)
-        ids = ranked(scores + self._bias, k)
         flat = ids.reshape(-1)
         load = torch.zeros_like(self._bias, dtype=torch.int64).scatter_add_(0, flat, torch.ones_like(flat))
         # mean - load, times the number of experts: whole numbers, so the sign is exact

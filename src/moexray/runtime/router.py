@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Self
 from moexray.core.errors import UsageError
 from moexray.runtime.engines import routers
 from moexray.runtime.guard import Guard, say_once
-from moexray.runtime.handle import Handle
+from moexray.runtime.handle import Handle, Hook
 from moexray.runtime.policies import parse
 from moexray.runtime.scores import Batch
 
@@ -130,9 +130,9 @@ class RouterHandle(Handle):
                 f"{slow[0].counts.device.type} device in each layer",
                 hint="capacity:mode=drop and bias stay on the device",
             )
-        self.on_detach(self._model.register_forward_pre_hook(self._enter).remove)
+        self.on_detach(self._model.register_forward_pre_hook(Hook(self._enter)).remove)
         for site in self._sites:
-            hook = partial(self._after, site)
+            hook = Hook(partial(self._after, site))
             self.on_detach(site.router.module.register_forward_hook(hook).remove)
 
     def _enter(self, _model: Any, _args: Any) -> None:

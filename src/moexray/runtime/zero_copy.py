@@ -193,9 +193,12 @@ class Ticket:
 
         Raises:
             ExchangeError: the receiver is gone and did not say so before, or the port was closed.
+            UsageError: the ticket was closed before the receiver was done.
         """
         until = time.monotonic() + timeout_s
         while not self._done:
+            if not self._fds.alive:
+                raise UsageError("the ticket was closed", hint="wait first, then close it")
             watch = select.poll()
             watch.register(self._event, select.POLLIN)
             is_blind = self._peer.fileno() < 0
@@ -204,7 +207,8 @@ class Ticket:
             ready = dict(watch.poll(0 if is_blind else max(until - time.monotonic(), 0) * 1000))
             if self._event in ready:
                 os.eventfd_read(self._event)
-                self._end()
+                self._fds()
+                self._done = True
             elif is_blind:
                 raise ExchangeError(
                     "the port of a parcel was closed: nothing would tell that its receiver is gone",
@@ -217,13 +221,8 @@ class Ticket:
         return True
 
     def close(self) -> None:
-        """Forgets it; safe twice."""
-        if not self._done:
-            self._end()
-
-    def _end(self) -> None:
+        """Forgets it; safe twice. Whether the receiver is done cannot be told any more."""
         self._fds()
-        self._done = True
 
     def __enter__(self) -> Self:
         return self

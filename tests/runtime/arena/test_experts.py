@@ -232,3 +232,106 @@ def test_a_fill_that_raises_is_called_once_and_is_no_fault_of_ours():
     assert slots.evict("a")
     with slots.lease("a", lambda view: view.fill(2)) as view:
         assert view.tolist() == [2] * 10  # an evicted expert is filled anew
+
+
+# ---- fills of several threads
+
+
+class Filling:
+    """A lease of a thread whose fill waits for `go`."""
+
+    def __init__(self, slots, key, value, *, fails=False):
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.slots, self.key, self.value, self.fails = slots, key, value, fails
+        self.thread = threading.Thread(target=self.run)
+        self.thread.start()
+        assert self.begun.wait(30)
+
+    def run(self):
+        try:
+            with self.slots.lease(self.key, self.fill):
+                pass
+        except ZeroDivisionError:
+            pass
+
+    def fill(self, view):
+        self.begun.set()
+        self.go.wait(30)
+        view[:] = self.value
+        if self.fails:
+            raise ZeroDivisionError
+
+    def end(self):
+        self.go.set()
+        self.thread.join()
+
+
+def test_a_fill_lets_nobody_wait_but_who_wants_that_expert():
+    slots = make()
+    use(slots, 1)
+    filling = Filling(slots, 2, 2)
+    use(slots, 1)
+    use(slots, 3)
+    assert slots.resident() == (1, 3)
+    assert not slots.evict(2)
+    with pytest.raises(UsageError, match="still leased"):
+        slots.close()
+    got = []
+    other = threading.Thread(target=lambda: got.append(use(slots, 2)))
+    other.start()
+    filling.end()
+    other.join()
+    assert len(got) == 1
+    assert (slots.figures().misses, slots.figures().hits) == (3, 2)
+
+
+def test_who_waited_for_a_fill_that_failed_fills_itself():
+    slots = make()
+    filling = Filling(slots, 2, 9, fails=True)
+    got = []
+    other = threading.Thread(target=lambda: got.append(use(slots, 2)))
+    other.start()
+    filling.end()
+    other.join()
+    assert len(got) == 1
+    assert slots.figures().misses == 1
+    for key in (3, 4):
+        use(slots, key)
+    assert slots.figures().evictions == 0  # no slot was lost
+
+
+def test_a_fill_may_lease_and_two_such_do_not_wait_for_each_other():
+    slots = make()
+
+    def inner(view):
+        use(slots, 1)  # another thread fills it
+        use(slots, 2)  # this one does, further out
+        view[:] = 2
+
+    filling = Filling(slots, 1, 1)
+    with slots.lease(2, inner) as view:
+        assert (np.asarray(view) == 2).all()
+    filling.end()
+    assert slots.figures().plain == 2
+    use(slots, 3)
+    assert sorted(slots.resident()) == [1, 2, 3]
+    slots.close()
+
+
+def test_an_expert_whose_name_is_no_key_gets_plain_memory():
+    slots = make()
+    for key in ([1], ([1],)):
+        with slots.lease(key, lambda view: view.fill(5)) as view:
+            assert (np.asarray(view) == 5).all()
+    assert slots.guard.figures().fallbacks == 2
+
+
+def test_slots_that_do_not_fit_take_no_memory_first(monkeypatch):
+    arena = Arena(1 << 16)
+
+    def alike(size, alignment):
+        raise AssertionError(size)
+
+    monkeypatch.setattr(arena.memory, "alike", alike)
+    with pytest.raises(UsageError, match="3 slots of 1048576 bytes do not fit into the arena"):
+        make(slot_bytes=1 << 20, arena=arena)

@@ -28,7 +28,7 @@ from moexray.algorithms.policies import POLICIES, Buddy, Segregated
 from moexray.core.errors import UsageError
 from moexray.runtime.arena.memory import Memory
 from moexray.runtime.buffers import ALIGNMENT
-from moexray.runtime.guard import Guard, say_once
+from moexray.runtime.guard import Guard, renew_in_children, say_once
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -155,11 +155,23 @@ class Arena:
         self._blocks: dict[int, Block] = {}  # offset -> block
         self.fault = ""
         self._requests = self._plain = self._compactions = self._moved = self._peak = self._high = 0
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Makes the lock anew, in a forked child; one that another thread held may have left half a move."""
+        if not self.lock.acquire(blocking=False):
+            self.fault = f"arena {self.guard.name} is out of use: this process was forked while it changed"
+        self.lock = threading.RLock()
 
     # ---- what a caller needs
 
-    def allocate(self, size: int) -> Block | None:
+    def allocate(self, size: int, *, spill: bool | None = None) -> Block | None:
         """A block; plain memory where it does not fit, or None without `spill`.
+
+        Args:
+            size: Bytes.
+            spill: False: None where it does not fit, whatever the arena's own setting. By default that one
+                holds, and plain memory comes from an arena that is switched off or out of use.
 
         Raises:
             UsageError: no whole number from 1, or plain memory is short.
@@ -173,7 +185,9 @@ class Arena:
         with self.lock:
             self._requests += 1
             block = self.guard.run(self._place, self._nothing, size)
-            if block is None and (self.spill or self.fault or not self.guard.on):
+            if spill is None:
+                spill = self.spill or bool(self.fault) or not self.guard.on
+            if block is None and spill:
                 block = Block(self, size, None, self.memory.alike(size, self.alignment))
                 self._plain += 1
             return block

@@ -8,7 +8,8 @@ are never evicted. A *miss* fills a slot.
         ...
 
 Nothing is allocated after construction, so nothing can fragment. Where no slot may be taken, `fill` gets
-plain memory, counted. Threads may share the slots; a fill holds the lock, so that others wait for it.
+plain memory, counted. Threads may share the slots: who wants an expert that another thread fills waits for
+that fill, and nobody else does.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import UsageError
 from moexray.runtime.checks import is_whole
-from moexray.runtime.guard import Guard
+from moexray.runtime.guard import Guard, renew_in_children
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable
@@ -53,11 +54,12 @@ class ExpertFigures:
 class _Slot:
     """One slot; a context that gives its bytes and counts its leases."""
 
-    __slots__ = ("is_filled", "is_plain", "leases", "lock", "view")
+    __slots__ = ("filler", "is_plain", "leases", "owner", "view")
 
-    def __init__(self, view: Any, lock: threading.RLock, *, is_plain: bool = False) -> None:
-        self.view, self.lock, self.leases = view, lock, 0
-        self.is_filled, self.is_plain = False, is_plain
+    def __init__(self, view: Any, owner: ExpertSlots, *, is_plain: bool = False) -> None:
+        self.view, self.owner, self.leases = view, owner, 0
+        self.is_plain = is_plain
+        self.filler: int | None = None  # thread that fills it now
 
     def __enter__(self) -> Any:
         return self.view
@@ -65,8 +67,8 @@ class _Slot:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with self.lock:
-            self.leases -= 1
+        with self.owner.turn:
+            self.leases = max(self.leases - 1, 0)
 
 
 class ExpertSlots:
@@ -86,23 +88,31 @@ class ExpertSlots:
         if not is_whole(slots, slot_bytes):
             raise UsageError(f"{slots} slots of {slot_bytes} bytes", hint="whole numbers from 1")
         step = -(-slot_bytes // arena.alignment) * arena.alignment
-        block = arena.allocate(slots * step)
-        if block is None or (block.offset is None and arena.guard.on):
-            if block is not None:
-                arena.free(block)
+        block = arena.allocate(slots * step, spill=not arena.guard.on)
+        if block is None:
             raise UsageError(f"{slots} slots of {slot_bytes} bytes do not fit into the arena",
                              hint=arena.fault or f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
         self.slot_bytes = slot_bytes
         self.guard = Guard(name)
         self._arena = arena
         self._block: Block | None = block
-        self._lock = threading.RLock()
+        self.turn = threading.Condition()  # held for the tables only, never while a fill runs
         view = block.__enter__()
         starts = range(0, slots * step, step)
-        self._free = [_Slot(view[at : at + slot_bytes], self._lock) for at in reversed(starts)]
-        self._resident: OrderedDict[Hashable, _Slot] = OrderedDict()  # longest unused first
+        self._free = [_Slot(view[at : at + slot_bytes], self) for at in reversed(starts)]
+        self._resident: OrderedDict[Hashable, _Slot] = OrderedDict()  # longest unused first; fills included
         self._kept: set[Hashable] = set()
         self._hits = self._misses = self._evictions = self._plain = 0
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Makes the lock anew, in a forked child; there fills of other threads never end."""
+        self.turn = threading.Condition()
+        for key, slot in list(self._resident.items()):
+            if slot.filler not in {None, threading.get_ident()}:
+                del self._resident[key]
+                slot.filler, slot.leases = None, 0
+                self._free.append(slot)
 
     def lease(self, key: Hashable, fill: Callable[[Any], object]) -> _Slot:
         """A context that gives uint8 [slot_bytes] with the expert's weights.
@@ -110,57 +120,83 @@ class ExpertSlots:
         Args:
             key: Of the expert, e.g. (layer, expert).
             fill: Called with the bytes where the expert is not resident. What it raises comes out here,
-                and the slot stays free. It runs under the lock of the slots: a load from disk lets every
-                other lease wait, those of resident experts too.
+                and the slot stays free.
         """
-        with self._lock:
-            slot = self.guard.run(self._place, self._own, key)
-            if not slot.is_filled:
-                try:
-                    fill(slot.view)  # the host's own code: what it raises is no fault of ours
-                except BaseException:
-                    if not slot.is_plain:
-                        self._free.append(slot)
-                    raise
-                slot.is_filled = True
-                if slot.is_plain:
-                    self._plain += 1
-                else:
-                    self._misses += 1
-                    self._resident[key] = slot
+        with self.turn:
+            slot = self._awaited(key) or self.guard.run(self._place, self._own, key)
             slot.leases += 1
-            return slot
+            if slot.filler is None and not slot.is_plain:  # resident
+                return slot
+        try:
+            fill(slot.view)  # the host's own code: what it raises is no fault of ours
+        except BaseException:
+            self._filled(key, slot, well=False)
+            raise
+        self._filled(key, slot, well=True)
+        return slot
+
+    def _awaited(self, key: Hashable) -> _Slot | None:
+        """Waits while another thread fills this expert.
+
+        A thread that leases while it fills gets plain memory: two could wait for each other.
+        """
+        while self.guard.on:
+            try:
+                slot = self._resident.get(key)
+            except TypeError:  # no key: `_place` says so
+                break
+            if slot is None or slot.filler is None:
+                break
+            if any(one.filler == threading.get_ident() for one in self._resident.values()):
+                return self._own(key)
+            self.turn.wait()
+        return None
+
+    def _filled(self, key: Hashable, slot: _Slot, *, well: bool) -> None:
+        with self.turn:
+            slot.filler = None
+            if not well:
+                slot.leases = 0
+            if slot.is_plain:
+                self._plain += well
+                return
+            if well:
+                self._misses += 1
+            else:
+                del self._resident[key]
+                self._free.append(slot)
+            self.turn.notify_all()
 
     def keep(self, *keys: Hashable) -> None:
         """Experts that are never evicted once they are resident."""
-        with self._lock:
+        with self.turn:
             self._kept.update(keys)
 
     def unkeep(self, *keys: Hashable) -> None:
         """Undoes `keep`."""
-        with self._lock:
+        with self.turn:
             self._kept.difference_update(keys)
 
     def evict(self, key: Hashable) -> bool:
         """Frees an expert's slot, kept or not; False where it is not resident or leased."""
-        with self._lock:
+        with self.turn:
             slot = self._resident.get(key)
             if slot is None or slot.leases:
                 return False
             del self._resident[key]
-            slot.is_filled = False
             self._free.append(slot)
             return True
 
     def resident(self) -> tuple[Hashable, ...]:
         """Experts that are resident, the one not used for longest first."""
-        with self._lock:
-            return tuple(self._resident)
+        with self.turn:
+            return tuple(key for key, slot in self._resident.items() if slot.filler is None)
 
     def figures(self) -> ExpertFigures:
         """The counters, taken together."""
-        with self._lock:
-            return ExpertFigures(self._hits, self._misses, self._evictions, self._plain, len(self._resident))
+        with self.turn:
+            resident = sum(slot.filler is None for slot in self._resident.values())
+            return ExpertFigures(self._hits, self._misses, self._evictions, self._plain, resident)
 
     def close(self) -> None:
         """Gives the slots back to the arena; leases get plain memory from then on. Safe twice.
@@ -168,7 +204,7 @@ class ExpertSlots:
         Raises:
             UsageError: an expert is leased.
         """
-        with self._lock:
+        with self.turn:
             if any(slot.leases for slot in self._resident.values()):
                 raise UsageError("an expert is still leased", hint="close after its `with`")
             self._resident.clear()
@@ -185,7 +221,12 @@ class ExpertSlots:
             self._resident.move_to_end(key)
             self._hits += 1
             return slot
-        return self._slot() or self._own(key)
+        slot = self._slot()
+        if slot is None:
+            return self._own(key)
+        slot.filler = threading.get_ident()
+        self._resident[key] = slot
+        return slot
 
     def _slot(self) -> _Slot | None:
         if self._free:
@@ -194,7 +235,6 @@ class ExpertSlots:
             if not slot.leases and key not in self._kept:
                 del self._resident[key]
                 self._evictions += 1
-                slot.is_filled = False
                 return slot
         return None
 
@@ -202,4 +242,4 @@ class ExpertSlots:
         """Plain memory for one lease."""
         del key
         memory = self._arena.memory.alike(self.slot_bytes, self._arena.alignment)
-        return _Slot(memory.raw, self._lock, is_plain=True)
+        return _Slot(memory.raw, self, is_plain=True)

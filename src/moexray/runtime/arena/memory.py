@@ -41,9 +41,13 @@ class Memory:
     """
 
     def __init__(self, raw: Any, keep: Any = None) -> None:
-        dense = raw.flags.c_contiguous if isinstance(raw, np.ndarray) else raw.is_contiguous()
+        if isinstance(raw, np.ndarray):
+            dense = raw.flags.c_contiguous and raw.flags.writeable
+        else:
+            dense = raw.is_contiguous()
         if str(raw.dtype).rpartition(".")[2] != "uint8" or raw.ndim != 1 or not dense:
-            raise UsageError(f"memory of {raw.dtype} in {raw.ndim} dimensions", hint="a dense row of uint8")
+            what = f"memory of {raw.dtype} in {raw.ndim} dimensions"
+            raise UsageError(what, hint="a dense row of uint8 that may be written to")
         self.raw, self._keep = raw, keep
         self.size = int(raw.shape[0])
         self.device: Any = None if isinstance(raw, np.ndarray) else raw.device

@@ -48,10 +48,8 @@ class Pages:
             raise UsageError(f"{pages} pages for {sequences} sequences", hint="whole numbers from 1")
         if not is_whole(page_bytes) or page_bytes % arena.alignment:
             raise UsageError(f"a page of {page_bytes} bytes", hint=f"a multiple of {arena.alignment}")
-        block = arena.allocate(pages * page_bytes)
-        if block is None or (block.offset is None and arena.guard.on):
-            if block is not None:
-                arena.free(block)
+        block = arena.allocate(pages * page_bytes, spill=not arena.guard.on)
+        if block is None:
             raise UsageError(f"{pages} pages of {page_bytes} bytes do not fit into the arena",
                              hint=arena.fault or f"{arena.figures().free_bytes} bytes are left")  # fmt: skip
         self._arena, self._block = arena, block
