@@ -206,6 +206,34 @@ def test_collectives_without_numbers_match_by_order_though_traces_start_apart():
     assert set((c.lateness / MS).round(3)) == {3.0}
 
 
+@pytest.mark.parametrize("clock_us", [0.0, 30_000.0])
+def test_alike_steps_are_matched_by_what_tells_them_apart(clock_us):
+    rng = np.random.default_rng(1)
+    m = Machine(2, noted=False, shift_us=[0.0, clock_us])
+    for i in range(30):
+        m.step(i)
+        m.work(2_000 + float(rng.normal(0, 8)))
+        m.meet((0, 1), 300)
+    m.step(30)
+    second = m.traces[1].events
+    del second[: second.index(next(e for e in second if e["name"] == "ProfilerStep#7"))]
+    c = match(group(m.traces))
+    assert len(c) == 22
+    assert abs(c.offsets[0].offset_ns - clock_us * 1e3) < 1_000
+
+
+def test_a_stall_early_in_a_segment_is_what_made_a_rank_late():
+    m = Machine(2)
+    for i in range(20):
+        m.step(i)
+        m.traces[1].call("cudaFree", m.now[1] + 5, 500).call("cudaMalloc", m.now[1] + 505, 300)
+        m.work(3_000, late=1, pause=800)  # both compute as long
+        m.meet((0, 1), 200)
+    m.step(20)
+    (late,) = late_ranks(match(group(m.traces)), 0.05, 5)
+    assert (late.rank, late.did) == (1, {"alloc": 1.0})
+
+
 def test_rooted_and_point_to_point_operations_are_left_out():
     traces = [Trace(r, 2) for r in range(2)]
     for i in range(6):

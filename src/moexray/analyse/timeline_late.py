@@ -183,29 +183,57 @@ def _bursts(
 
 
 def _did(c: Collectives, rank: int, columns: NDArray[np.int64]) -> dict[str, float]:
-    """What the rank did in its late windows -> share; what lies before its trace is "untraced"."""
+    """What the rank did in its late windows -> share; what lies before its trace is "untraced".
+
+    A stop early in the segment moves the work behind it into the window; it is the work that is to blame
+    only if the other ranks computed less.
+    """
     profile = c.profiles[rank]
-    columns = columns[(c.late[columns] == rank) & (c.cause[columns] == rank)]  # it was in these itself
+    own = (c.late[columns] == rank) & (c.cause[columns] == rank)  # not those of other groups behind it
+    columns = columns[own & (c.fresh[columns] >= MOSTLY * c.lateness[columns])]
     end = c.start[rank, columns]
     lateness = c.lateness[columns]
     start = end - lateness.astype(np.int64)
-    still = silences(profile, 0.5 * float(np.median(lateness)))
+    begin = np.minimum(start, _segments(c, rank, columns))
     covers = {
-        "untraced": np.maximum(0, profile.window[0] - start),
-        "alloc": cover_of(profile, DEVICE_MEMORY, RUNTIME, DRIVER).within(start, end),
-        "compile": cover_of(profile, COMPILE).within(start, end),
-        "host": still.within(start, end),
-        "compute": profile.compute.within(start, end),
+        "alloc": cover_of(profile, DEVICE_MEMORY, RUNTIME, DRIVER),
+        "compile": cover_of(profile, COMPILE),
+        "host": silences(profile, 0.5 * float(np.median(lateness))) if len(columns) else None,
     }
+    spent = [("untraced", np.maximum(0, profile.window[0] - start))]
+    spent += [(name, cover.within(start, end)) for name, cover in covers.items() if cover]
+    spent += [("compute", np.minimum(profile.compute.within(start, end), _longer(c, rank, columns)))]
+    spent += [(name, cover.within(begin, end)) for name, cover in covers.items() if cover]
     left = np.ones(len(columns), bool)
     shares: dict[str, float] = {}
-    for name, covered in covers.items():
+    for name, covered in spent:
         hit = left & (covered >= MOSTLY * lateness)
         left &= ~hit
-        shares[name] = float(lateness[hit].sum())
+        shares[name] = shares.get(name, 0.0) + float(lateness[hit].sum())
     shares["unexplained"] = float(lateness[left].sum())
     total = max(1.0, float(lateness.sum()))
     return {name: value / total for name, value in shares.items() if value > 0}
+
+
+def _segments(c: Collectives, rank: int, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When the collective before each of these ended on a rank; the start of its trace for the first."""
+    here = np.flatnonzero(c.present[rank])
+    here = here[np.argsort(c.start[rank, here], kind="stable")]
+    ended = np.maximum.accumulate(c.end[rank, here]) if len(here) else here
+    at = np.searchsorted(c.start[rank, here], c.start[rank, columns])
+    first = c.profiles[rank].window[0]
+    return np.where(at > 0, np.append(ended, first)[at - 1], first)
+
+
+def _longer(c: Collectives, rank: int, columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[columns] by how much longer a rank computes before each collective than the others, median, ns."""
+    work = np.full((len(c.profiles), len(columns)), np.nan)
+    for other, profile in enumerate(c.profiles):
+        at = np.flatnonzero(c.present[other, columns])
+        mine = columns[at]
+        work[other, at] = profile.compute.within(_segments(c, other, mine), c.start[other, mine])
+    others = np.delete(work, rank, axis=0)
+    return np.asarray(work[rank] - np.nanmedian(others, axis=0), np.float64)
 
 
 def waited(c: Collectives) -> list[tuple[float, float, int]]:

@@ -54,6 +54,13 @@ def test_rearrangements_that_do_not(files):
     assert "ep.rearrange_stall" not in said(**files)
 
 
+def test_moves_that_meet_stalls_as_any_moment_would_do_not_cause_them():
+    busy = [3.0 + 1.1 * i for i in range(20)]  # 0.8 s of each 1.1 s are stalled, by something else
+    assert "ep.rearrange_stall" not in said(itl=series(busy, n=900), log=moves([6.6, 13.2, 19.8]))
+    same = [busy[i] for i in (2, 9, 14)]
+    assert "ep.rearrange_stall" in said(itl=series(busy, n=900), log=moves(same))
+
+
 def test_start_stamps_are_told_from_end_stamps():
     f = said(itl=series(AT, form="start_s,itl_ms"), log=moves(AT))["ep.rearrange_stall"]
     assert "4 of 4" in f.claim

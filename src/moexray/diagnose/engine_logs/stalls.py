@@ -39,6 +39,8 @@ def rearrange_stall(run: Run, limits: Limits) -> list[Finding]:
         return []
     if len(m.met) < 2 and m.share < 0.5:
         return []
+    if len(m.met) / len(m.episodes) - _stalled(m) < limits.engine.beyond_chance and not _begin(m):
+        return []
     s, hit = m.series, m.hit
     p99, p999 = percentile(s, 0.99), percentile(s, 0.999)
     unseen = [name for name, value in (("P99", p99), ("P99.9", p999)) if value < spike * s.median_s]
@@ -67,6 +69,18 @@ def rearrange_stall(run: Run, limits: Limits) -> list[Finding]:
     remedies = (remedy("eplb-async"), remedy("eplb-interval", by=""), remedy("eplb-fewer-moves"))
     value = m.stalled_s / len(hit)
     return [replace(finding, value=value, limit=spike * s.median_s, unit="s", remedies=remedies)]
+
+
+def _stalled(m: Meeting) -> float:
+    """Share of the series' time that is stalled: so likely does a rearrangement meet a stall by chance."""
+    length = m.series.span[1] - m.series.span[0]
+    return sum(x.value_s for x in m.found) / length if length > 0 else 1.0
+
+
+def _begin(m: Meeting) -> bool:
+    """Whether most of the stalls begin with the rearrangement that they meet, to a step."""
+    away = (abs(m.found[k].start_s - m.episodes[i].start_s) for k, i in m.hits.items())
+    return 2 * sum(d <= 2 * m.series.median_s for d in away) > len(m.hits)
 
 
 def compile_in_hot_path(run: Run, limits: Limits) -> list[Finding]:
