@@ -6,7 +6,7 @@ rank's lateness passes several median steps; the *late window* is the time in wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -256,6 +256,7 @@ class Slow:
         columns: The slow ones.
         usual_ns: Median transfer of the same operation and size elsewhere.
         normal: How many these are.
+        cost_ns: What all slow transfers of the capture took beyond their usual times, other kinds included.
     """
 
     op: str
@@ -263,6 +264,7 @@ class Slow:
     columns: NDArray[np.int64]
     usual_ns: float
     normal: int
+    cost_ns: float = 0.0
 
 
 def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: int) -> Slow | None:
@@ -270,7 +272,8 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
 
     A kind is an operation with one size (within 12 %). Where sizes are not recorded it is an operation
     with one place in the step, and it counts only if no rank computes longer in the slow steps: what
-    the bytes of a collective follow, the batch and the tokens of each rank's experts, did not grow.
+    the bytes of a collective follow, the batch and the tokens of each rank's experts, did not grow. Slow
+    places of one operation are told together.
     """
     kinds: dict[tuple[str, int], list[int]] = {}
     for column in np.flatnonzero(c.complete).tolist():
@@ -279,7 +282,7 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
             kinds.setdefault((op, round(np.log2(size) * 6)), []).append(column)
         else:
             kinds.setdefault((op, -1 - int(c.place[column])), []).append(column)
-    best: tuple[float, Slow] | None = None
+    found: list[Slow] = []
     for (op, kind), members in kinds.items():
         columns = np.array(members)
         transfer = c.transfer[columns]
@@ -295,10 +298,19 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
         if kind < 0 and _worked_more(c, slow, columns[~high]):
             continue
         cost = float((c.transfer[slow] - usual).sum())
-        if best is None or cost > best[0]:
-            size = int(np.median(c.size[slow])) if kind >= 0 else -1
-            best = (cost, Slow(op, size, slow, usual, int(np.count_nonzero(~high))))
-    return best[1] if best else None
+        size = int(np.median(c.size[slow])) if kind >= 0 else -1
+        found.append(Slow(op, size, slow, usual, int(np.count_nonzero(~high)), cost))
+    if not found:
+        return None
+    best = max(found, key=lambda s: s.cost_ns)
+    same = [s for s in found if s is best or (s.op == best.op and s.size < 0 and best.size < 0)]
+    return replace(
+        best,
+        columns=np.sort(np.concatenate([s.columns for s in same])),
+        usual_ns=float(np.median([s.usual_ns for s in same])),
+        normal=sum(s.normal for s in same),
+        cost_ns=sum(s.cost_ns for s in found),
+    )
 
 
 def _two_levels(transfer: NDArray[np.float64], high: NDArray[np.bool_]) -> bool:

@@ -176,10 +176,9 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
     if slow is None:
         return []
     columns, usual = slow.columns, slow.usual_ns
-    excess = float((c.transfer[columns] - usual).sum())
     steps = c.step[columns]
     touched = len(np.unique(steps)) if (steps >= 0).all() else len(columns)
-    if excess < t.lateness_ratio * touched * c.step_ns:
+    if slow.cost_ns < t.lateness_ratio * touched * c.step_ns:
         return []
     middle = float(np.median(c.transfer[columns]))
     lateness = float(np.median(c.lateness[columns]))
@@ -218,7 +217,7 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
             ),
             remedies=(remedy("comm-check-link", ranks=", ".join(members[:8])),),
             settle_with=("NCCL_DEBUG=INFO transport lines", "NIC and link counters of that time"),
-            cost=excess / 1e9,
+            cost=slow.cost_ns / 1e9,
         )
     ]
 
