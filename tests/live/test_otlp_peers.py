@@ -1,12 +1,16 @@
-"""OTLP against receivers that others wrote: oteltap and rotel, where they are on PATH.
+"""OTLP against receivers that others wrote: oteltap, which the extra dev brings, and rotel.
 
-Neither is a dependency (docs/live.md says how to get them); without them these tests skip.
+Rotel is an alpha and no dependency: where it is not installed (`pip install rotel`) its tests skip.
 """
 
 import gzip
+import importlib.util
 import json
+import os
 import shutil
 import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -27,8 +31,15 @@ from moexray.runtime.recorder import Ring, Site
 MS = 1_000_000
 
 
+def found(program):
+    """Beside this Python, on PATH, or, as rotel's wheel has it, in the folder of its package; else None."""
+    package = importlib.util.find_spec(program.split("-")[0])
+    places = [str(Path(sys.executable).parent), os.environ.get("PATH", ""), *(package.submodule_search_locations if package else ())]
+    return shutil.which(program, path=os.pathsep.join(places))
+
+
 def needs(program):
-    return pytest.mark.skipif(not shutil.which(program), reason=f"{program} is not on PATH (pip: {program.split('-')[0]})")
+    return pytest.mark.skipif(not found(program), reason=f"{program} is not installed (pip install {program.split('-')[0]})")
 
 
 def send_a_step(url, tmp_path):
@@ -53,7 +64,7 @@ def started():
     running = []
 
     def start(*line):
-        running.append(subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+        running.append(subprocess.Popen([found(line[0]), *line[1:]], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
         return running[-1]
 
     yield start
@@ -94,8 +105,11 @@ def test_oteltap_sees_a_line_of_a_log(started):
 
 
 @needs("rotel-agent")
-def test_rotel_takes_a_step_and_hands_it_on(started, tmp_path):
+@pytest.mark.parametrize("protocol", ["http", "grpc"])
+def test_rotel_takes_a_step_and_hands_it_on(started, tmp_path, protocol):
     """Its own exporter sends to a stand-in here, which reads what rotel made of it."""
+    if protocol == "grpc":
+        pytest.importorskip("opentelemetry.exporter.otlp.proto.grpc", reason="not installed: moexray[grpc]")
     got = []
 
     def take(request):
@@ -109,8 +123,9 @@ def test_rotel_takes_a_step_and_hands_it_on(started, tmp_path):
     rotel = started("rotel-agent", "start", "--otlp-grpc-endpoint", f"127.0.0.1:{grpc}", "--otlp-http-endpoint",
                     f"127.0.0.1:{http}", "--exporter", "otlp", "--otlp-exporter-endpoint", behind.url,
                     "--otlp-exporter-protocol", "http")  # fmt: skip
-    open_port(http)
-    assert send_a_step(f"http://127.0.0.1:{http}", tmp_path) == 0
+    ports = {"http": http, "grpc": grpc}
+    open_port(ports[protocol])
+    assert send_a_step(f"{protocol}://127.0.0.1:{ports[protocol]}", tmp_path) == 0
     servers.until(lambda: got)
     assert rotel.poll() is None
     spans = [s for g in got for r in g.resource_spans for scope in r.scope_spans for s in scope.spans]

@@ -1,4 +1,4 @@
-"""Lines of a log in OpenTelemetry's log model, sent by OTLP over HTTP or pushed to Loki.
+"""Lines of a log in OpenTelemetry's log model, sent by OTLP or pushed to Loki.
 
 What users typed or were told (prompts, messages, completions) is replaced by its length unless asked for;
 secrets always. A JSON line keeps its shape as the body; fields picked by JSONPath become attributes.
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import UsageError
 from moexray.core.redact import redact
 from moexray.live.json_path import json_path
+from moexray.live.otlp import grpc_place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -180,7 +181,7 @@ def _epoch_ns(value: Any) -> int:
 def sender(url: str, encode: Encode, token: str = "") -> Callable[[list[Any]], bool]:
     """A function that sends a batch and says whether it was taken; 429, 5xx and silence are tried again."""
     if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url} is no address to send to", hint="http:// or https://")
+        raise UsageError(f"{url} is no address to send to", hint="http://, https:// or, for OTLP, grpc://HOST:PORT")
 
     def send(records: list[Any]) -> bool:
         body, kind = encode(records)
@@ -204,22 +205,22 @@ def sender(url: str, encode: Encode, token: str = "") -> Callable[[list[Any]], b
 
 
 def otlp_sender(url: str, service: str, token: str = "") -> Callable[[list[Any]], bool]:
-    """Sends by OTLP over HTTP.
+    """Sends by OTLP.
 
     Args:
-        url: Of the receiver, without /v1/logs.
+        url: Of the receiver: http:// or https:// without /v1/logs; grpc://HOST:PORT, grpcs:// with TLS.
         service: service.name of the records.
         token: Sent as bearer token; empty for none.
 
     Raises:
-        UsageError: the messages of OTLP are missing, or the address is none.
+        UsageError: the messages of OTLP, or gRPC, are missing, or the address is none.
     """
     try:
         from opentelemetry.proto.collector.logs.v1.logs_service_pb2 import ExportLogsServiceRequest
     except ImportError as why:
         raise UsageError("OTLP needs opentelemetry-proto", hint="pip install 'moexray[live]'") from why
 
-    def encode(records: Sequence[Record]) -> tuple[bytes, str]:
+    def message(records: Sequence[Record]) -> Any:
         request = ExportLogsServiceRequest()
         group = request.resource_logs.add()
         group.resource.attributes.add(key="service.name").value.string_value = service
@@ -234,9 +235,48 @@ def otlp_sender(url: str, service: str, token: str = "") -> Callable[[list[Any]]
             _any_value(out.body, record.body)
             for key, value in record.attributes.items():
                 _any_value(out.attributes.add(key=key).value, value)
-        return request.SerializeToString(), "application/x-protobuf"
+        return request
+
+    if place := grpc_place(url):
+        return _grpc_sender(place, message, token)
+
+    def encode(records: Sequence[Record]) -> tuple[bytes, str]:
+        return message(records).SerializeToString(), "application/x-protobuf"
 
     return sender(f"{url.rstrip('/')}/v1/logs", encode, token)
+
+
+def _grpc_sender(
+    at: tuple[str, bool], message: Callable[[Sequence[Record]], Any], token: str
+) -> Callable[[list[Any]], bool]:
+    """As `sender`, to a `grpc_place`; gRPC itself tries again."""
+    try:
+        import grpc
+        from opentelemetry.proto.collector.logs.v1.logs_service_pb2_grpc import LogsServiceStub
+    except ImportError as why:
+        raise UsageError("OTLP over gRPC needs grpcio", hint="pip install 'moexray[live,grpc]'") from why
+    retry = {
+        "maxAttempts": TRIES,
+        "initialBackoff": f"{FIRST_PAUSE_S}s", "maxBackoff": "10s", "backoffMultiplier": 2,
+        "retryableStatusCodes": ["UNAVAILABLE", "RESOURCE_EXHAUSTED", "ABORTED"],
+    }  # fmt: skip
+    options = [("grpc.service_config", json.dumps({"methodConfig": [{"name": [{}], "retryPolicy": retry}]}))]
+    place, plain = at
+    if plain:
+        channel = grpc.insecure_channel(place, options)
+    else:
+        channel = grpc.secure_channel(place, grpc.ssl_channel_credentials(), options)
+    stub = LogsServiceStub(channel)  # type: ignore[no-untyped-call, unused-ignore]
+    told = [("authorization", f"Bearer {token}")] if token else None
+
+    def send(records: list[Any]) -> bool:
+        try:
+            stub.Export(message(records), timeout=30, metadata=told)
+        except grpc.RpcError:
+            return False
+        return True
+
+    return send
 
 
 def _any_value(out: Any, value: Any) -> None:

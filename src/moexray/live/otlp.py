@@ -1,4 +1,4 @@
-"""Traces on their way out: a bounded queue, sent by OTLP over HTTP, every loss counted.
+"""Traces on their way out: a bounded queue, sent by OTLP over HTTP or gRPC, every loss counted.
 
 The SDK's own batch processor loses spans in silence when its queue is full or its receiver away; this one is
 the same with counters, and survives a fork.
@@ -10,6 +10,7 @@ import os
 import threading
 import weakref
 from collections import deque
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import UsageError
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
     from moexray.live.page import Page
 
-__all__ = ["Outbox", "SpanOut", "provider", "require"]
+__all__ = ["Outbox", "SpanOut", "grpc_place", "provider", "require"]
 
 MOST = 8_192  # waiting: 130 kept steps of 62 spans
 BATCH = 512  # of one request, as the SDK's default
@@ -145,39 +146,60 @@ class SpanOut:
         return self.box.flush(timeout_millis / 1000)
 
 
-def require() -> None:
+def require(*, grpc: bool = False) -> None:
     """Tells that the SDK is missing.
+
+    Args:
+        grpc: The exporter of that protocol is wanted, not that over HTTP.
 
     Raises:
         UsageError: it is.
     """
+    name = "grpc" if grpc else "http"
     try:
-        import opentelemetry.exporter.otlp.proto.http
-        import opentelemetry.sdk.trace  # noqa: F401
+        import_module("opentelemetry.sdk.trace")
+        import_module(f"opentelemetry.exporter.otlp.proto.{name}.trace_exporter")
     except ImportError as why:
-        raise UsageError("traces need OpenTelemetry's SDK", hint="pip install 'moexray[live]'") from why
+        extra = "live,grpc" if grpc else "live"
+        raise UsageError(f"traces need OpenTelemetry's SDK with its exporter over {name}",
+                         hint=f"pip install 'moexray[{extra}]'") from why  # fmt: skip
+
+
+def grpc_place(url: str) -> tuple[str, bool] | None:
+    """HOST:PORT of a gRPC receiver and whether it takes plain text; None: the address is of another kind."""
+    scheme, _, place = url.rstrip("/").partition("://")
+    return (place, scheme == "grpc") if scheme in ("grpc", "grpcs") and place else None
 
 
 def provider(url: str, page: Page, service: str = "moexray") -> Any:
-    """A TracerProvider that sends what it is given by OTLP over HTTP and samples nothing away.
+    """A TracerProvider that sends what it is given by OTLP and samples nothing away.
 
     Args:
-        url: Of the receiver, without /v1/traces.
+        url: Of the receiver: http:// or https:// without /v1/traces; grpc://HOST:PORT, grpcs:// with TLS.
         page: Counts losses.
         service: service.name of the spans; the job of the metrics.
 
     Raises:
-        UsageError: the SDK is missing, or the address is not of the web.
+        UsageError: the SDK or its exporter is missing, or the address is none.
     """
-    require()
-    if not url.startswith(("http://", "https://")):
-        raise UsageError(f"{url} is no address to send to", hint="e.g. http://127.0.0.1:4318")
-    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    grpc = grpc_place(url)
+    if grpc is None and not url.startswith(("http://", "https://")):
+        raise UsageError(
+            f"{url} is no address to send to", hint="e.g. http://127.0.0.1:4318 or grpc://127.0.0.1:4317"
+        )
+    require(grpc=grpc is not None)
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.sampling import ALWAYS_ON
 
     made = TracerProvider(ALWAYS_ON, Resource.create({"service.name": service}), shutdown_on_exit=False)
-    exporter = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=10)
+    if grpc is None:
+        from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+
+        exporter: Any = OTLPSpanExporter(endpoint=f"{url.rstrip('/')}/v1/traces", timeout=10)
+    else:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as OverGrpc
+
+        exporter = OverGrpc(endpoint=grpc[0], insecure=grpc[1], timeout=10)
     made.add_span_processor(SpanOut(exporter, page))  # type: ignore[arg-type, unused-ignore]
     return made

@@ -61,7 +61,7 @@ def serving(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--remote-write", metavar="URL", help="Send the page there, too (token: MOEXRAY_REMOTE_TOKEN).")
 @click.option("--remote-every", type=click.FloatRange(0.05), default=10.0, show_default=True,
               help="Seconds between two samples sent.")
-@click.option("--otlp", metavar="URL", help="Send traces of kept steps there by OTLP over HTTP.")
+@click.option("--otlp", metavar="URL", help="Send traces of kept steps there by OTLP: http://HOST:4318, or grpc://HOST:4317.")
 @click.option("--slo", "slo_s", type=click.FloatRange(0), default=0.0, metavar="SECONDS",
               help="Keep steps above it; beside those above the rolling P99, and failed ones.")
 @click.option("--keep-ratio", type=click.FloatRange(0, 1), default=0.0, show_default=True,

@@ -22,7 +22,7 @@ __all__ = ["command"]
 
 @click.command("logs")
 @click.argument("file", metavar="FILE | -")
-@click.option("--otlp", metavar="URL", help="Send there by OTLP over HTTP.")
+@click.option("--otlp", metavar="URL", help="Send there by OTLP: http://HOST:4318, or grpc://HOST:4317.")
 @click.option("--loki", metavar="URL", help="Push there instead.")
 @click.option("--pick", "picks", multiple=True, metavar="NAME=PATH",
               help="Attribute from a JSONPath, e.g. request=$.request.id; may be given again.")
