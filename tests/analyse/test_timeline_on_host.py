@@ -9,14 +9,18 @@ from trace_samples import Trace
 STEPS, STEP_US = 30, 10_000
 
 
-def ranks(tmp_path, *, busy_us=(4_000, 4_000), moves=(), move_us=40_000):
-    """Two ranks that compute and meet in a collective of 300 us; the first moves an arena in some steps."""
+def ranks(tmp_path, *, busy_us=(4_000, 4_000), moves=(), move_us=40_000, slow=()):
+    """Two ranks that compute and meet in a collective of 300 us; the first moves an arena in some steps.
+
+    Args:
+        slow: Steps in which the collective takes 3 ms.
+    """
     traces = [Trace(rank, 2) for rank in range(2)]
     at = 0
     for step in range(STEPS):
         stall = move_us if step in moves else 0
         arrive = [at + busy + (stall if rank == 0 else 0) for rank, busy in enumerate(busy_us)]
-        meet = max(arrive) + 300
+        meet = max(arrive) + (3_000 if step in slow else 300)
         for rank, trace in enumerate(traces):
             if rank == 0 and stall:
                 trace.slice("user_annotation", "arena.compact", at + 1, stall)
@@ -55,6 +59,12 @@ def test_moves_inside_an_arena_are_stalls_of_the_allocator(tmp_path):
     assert "4 of 30 steps move the blocks of an arena" in findings[0].claim
     assert "GPU" not in findings[0].claim
     assert findings[1].implied_by == ("mem.alloc_stall",)
+
+
+def test_slow_transfers_of_the_host_may_be_its_load(tmp_path):
+    (found,) = ranks(tmp_path, slow=range(12, 20))
+    assert (found.id, found.cannot_tell) == ("comm.slow_transfer", True)
+    assert found.settle_with[0].startswith("load of the hosts")
 
 
 def test_a_cpu_trace_without_ranks_that_talk_is_left_alone(tmp_path):

@@ -193,16 +193,19 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
         "slow": len(columns), "normal": slow.normal, "elements": int(slow.size) if slow.size >= 0 else None,
         "step_ms": c.step_ns / MS,
     }  # fmt: skip
+    on_host = any(p.host_lanes is not None for p in c.profiles)  # its cores carry the bytes
+    asked = ("NCCL_DEBUG=INFO transport lines", "NIC and link counters of that time")
     return [
         Finding(
             id="comm.slow_transfer",
-            severity="warn",
-            confidence=0.85 if slow.size >= 0 else 0.7,
+            severity="info" if on_host else "warn",
+            confidence=0.45 if on_host else 0.85 if slow.size >= 0 else 0.7,
             claim=(
                 f"{slow.op} takes {middle / MS:.3g} ms instead of {usual / MS:.3g} ms {alike} in "
                 f"{len(columns)} of {len(columns) + slow.normal} cases{where}{among}, although all ranks had "
                 f"arrived "
                 f"(lateness {lateness / MS:.2g} ms = {lateness / middle:.1%}): the transfer itself is slow."
+                + (" The host carries it: its link or busy cores, the traces do not tell." if on_host else "")
             ),
             subject=Subject(
                 step_from=min(c.labels(steps)) if (steps >= 0).all() else None,
@@ -216,7 +219,7 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
                 for p in c.profiles[:8]
             ),
             remedies=(remedy("comm-check-link", ranks=", ".join(members[:8])),),
-            settle_with=("NCCL_DEBUG=INFO transport lines", "NIC and link counters of that time"),
+            settle_with=("load of the hosts at that time (vmstat, sar)", *asked[1:]) if on_host else asked,
             cost=slow.cost_ns / 1e9,
         )
     ]
