@@ -27,13 +27,14 @@ def judged(incident: str, *findings: dict) -> dict:
 
 
 DRIFT, SKEW = finding("ep.drift"), finding("ep.skew", 0, ("ep.drift",))
+LATE = finding("comm.straggler_wait", 1)
 HOLES = finding("mem.fragmentation", 0)
 LINKED = finding("mem.fragmentation", 0, ("ep.skew",))
 
 
 @pytest.mark.parametrize(("incident", "findings"), [
     ("frag", (HOLES,)), ("frag", (finding("mem.fragmentation", 1),)), ("skew", (DRIFT, SKEW)),
-    ("both", (DRIFT, SKEW, LINKED)), ("both", (LINKED, DRIFT, SKEW)),
+    ("late", (LATE,)), ("both", (DRIFT, SKEW, LINKED)), ("both", (LINKED, DRIFT, SKEW)),
 ])  # fmt: skip
 def test_planted_causes_that_are_named_are_right(incident, findings):
     assert judged(incident, *findings) == {"named_right": True, "wrong": []}
@@ -41,6 +42,8 @@ def test_planted_causes_that_are_named_are_right(incident, findings):
 
 @pytest.mark.parametrize(("incident", "findings", "missed"), [
     ("frag", (), "the verdict is none"),
+    ("late", (finding("comm.straggler_wait", 0),), "a peer that comes late was not named"),
+    ("late", (finding("comm.slow_transfer"), LATE), "the verdict is comm.slow_transfer"),
     ("frag", (HOLES, DRIFT), "ep.drift was named and not planted"),
     ("skew", (DRIFT,), "hot experts on one rank was not named"),
     ("skew", (finding("ep.skew", 1),), "was not named"),

@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 __all__ = ["command", "text"]
 
-INCIDENTS, ENGINES = ("frag", "skew", "both"), ("hf", "ep", "vllm")  # verify.lab, without importing it
+INCIDENTS = ("frag", "skew", "both", "late")  # verify.lab, without importing it
+ENGINES = ("hf", "ep", "vllm")
 ROWS = (  # figure, words, unit
     ("p50_cpu_s", "P50 of a step, CPU", "s"),
     ("p99_cpu_s", "P99 of a step, CPU", "s"),
@@ -37,7 +38,7 @@ ROWS = (  # figure, words, unit
 
 @click.command("run")
 @click.option("--incident", type=click.Choice(INCIDENTS), default="both", show_default=True,
-              help="A fragmented arena, hot experts on one rank, or the one through the other.")  # fmt: skip
+              help="A fragmented arena, hot experts on a rank, both, or a rank that is late.")  # fmt: skip
 @click.option("--engine", type=click.Choice(ENGINES), default="ep", show_default=True,
               help="Ranks in one process, in two over gloo, or beside a vLLM server.")  # fmt: skip
 @click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True,

@@ -19,8 +19,8 @@ from moexray.verify.lab.pressure import PressureSpec
 from moexray.verify.lab.served import Served, python_of
 from moexray.verify.lab.traffic import Traffic, fitted, stale
 from moexray.verify.lab.trial import Arm, compare
-from moexray.verify.lab.truth import judge, truth_of
-from moexray.verify.lab.work import Job, Plan
+from moexray.verify.lab.truth import LATE_RANK, judge, truth_of
+from moexray.verify.lab.work import Job, Late, Plan
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
 __all__ = ["ENGINES", "INCIDENTS", "SCHEMA", "Setup", "run"]
 
 SCHEMA = "moexray.lab/1"
-INCIDENTS, ENGINES, RANKS = ("frag", "skew", "both"), ("hf", "ep", "vllm"), 2
+INCIDENTS, ENGINES, RANKS = ("frag", "skew", "both", "late"), ("hf", "ep", "vllm"), 2
 CALM, FAULTY = 24, 72  # recorded steps before and after the onset
 PROFILED = 24  # requests of each kind that tell what the experts get
 MEMORY_FAULTS = ("mem.fragmentation", "mem.alloc_stall")
 ROUTING_FAULTS = ("ep.skew", "ep.drift")
+LATE = Late(LATE_RANK, 0.1, 8)  # some three steps long, rare enough that the engine keeps up
 NOTE = (
     "The arena and the cache that fills it are injected beside the engine; the work buffers in it are those "
     "that the experts compute in. Model, routing, exchange and moves are real."
@@ -56,7 +57,7 @@ class Setup:
     """What to run.
 
     Args:
-        incident: "frag", "skew" or "both".
+        incident: "frag", "skew", "both"; "late" for the engine "ep".
         engine: "hf", "ep" or "vllm".
         seed: Of everything that is drawn.
         model: See `model.load`.
@@ -77,6 +78,8 @@ class Setup:
         for name, known in (("incident", INCIDENTS), ("engine", ENGINES)):
             if getattr(self, name) not in known:
                 raise UsageError(f"no {name} {getattr(self, name)!r}", hint=f"one of {', '.join(known)}")
+        if self.incident == "late" and self.engine != "ep":
+            raise UsageError("a late peer needs a process for each rank", hint="--engine ep")
 
 
 def run(setup: Setup, folder: Path, say: Callable[[str], None] = logger.info) -> dict[str, Any]:
@@ -136,22 +139,30 @@ class _Scene:
     @property
     def pressed(self) -> float:
         """Share of memory that keys and values take in the incident."""
-        return self.setup.memory.calm if self.setup.incident == "skew" else self.setup.memory.fill
+        memory = self.setup.memory
+        return memory.fill if self.setup.incident in ("frag", "both") else memory.calm
+
+    @property
+    def late(self) -> Late | None:
+        """Who comes late in the incident."""
+        return LATE if self.setup.incident == "late" else None
 
     def prompts(self, rng: np.random.Generator, requests: int) -> np.ndarray:
         """Requests of the incident."""
-        return (self.traffic.usual if self.setup.incident == "frag" else self.traffic.flood)(rng, requests)
+        floods = self.setup.incident in ("skew", "both")
+        return (self.traffic.flood if floods else self.traffic.usual)(rng, requests)
 
     def recorded(self, artefacts: Path) -> Job:
         """Usual steps, then those of the incident."""
         rng = np.random.default_rng([self.setup.seed, 1])
         prompts = np.concatenate([self.traffic.usual(rng, CALM), self.prompts(rng, FAULTY)])
-        return Job(prompts, self.slots, "shared", self.pressed, calm=CALM, folder=artefacts)
+        return Job(prompts, self.slots, "shared", self.pressed, calm=CALM, folder=artefacts, late=self.late)
 
     def arms(self, diagnosis: dict[str, Any], recorded: Measured) -> tuple[Arm, Arm]:
         """The incident, and what remains of it after the remedies for what was diagnosed."""
-        ids = {f["id"] for f in diagnosis["findings"] if f["severity"] != "info"}
-        says, layout, slots = [], "shared", self.slots
+        told = [f for f in diagnosis["findings"] if f["severity"] != "info"]
+        ids = {f["id"] for f in told}
+        says, layout, slots, late = [], "shared", self.slots, self.late
         if ids.intersection(MEMORY_FAULTS):
             layout = "split"
             says.append(
@@ -160,8 +171,11 @@ class _Scene:
         if ids.intersection(ROUTING_FAULTS):
             slots = fitted(recorded.counts[CALM:].sum(axis=0), RANKS)
             says.append("experts placed anew for the loads of the incident (algorithms.placement)")
-        before = Arm("shared", self.slots, self.pressed, ())
-        return before, Arm(layout, slots, self.pressed, tuple(says))
+        if late and any(f["id"] == "comm.straggler_wait" and f["subject"]["rank"] == late.rank for f in told):
+            says.append(f"rank {late.rank} no longer comes late (by hand, where the diagnosis said to look)")
+            late = None
+        before = Arm("shared", self.slots, self.pressed, (), self.late)
+        return before, Arm(layout, slots, self.pressed, tuple(says), late)
 
 
 def _scene(setup: Setup, engine: Engine | Served) -> _Scene:
@@ -173,7 +187,8 @@ def _scene(setup: Setup, engine: Engine | Served) -> _Scene:
         engine.run(Job(make(rng, PROFILED), flat, "split", setup.memory.calm)).counts.sum(axis=0)
         for make in (traffic.usual, traffic.flood)
     )
-    return _Scene(setup, traffic, fitted(usual, RANKS) if setup.incident == "frag" else stale(usual, hot))
+    slots = stale(usual, hot) if setup.incident in ("skew", "both") else fitted(usual, RANKS)
+    return _Scene(setup, traffic, slots)
 
 
 def _diagnosed(artefacts: Path, report: Path) -> dict[str, Any]:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from moexray.verify.ab import Outcome
     from moexray.verify.lab.cluster import Engine, Measured
     from moexray.verify.lab.served import Served
+    from moexray.verify.lab.work import Late
 
 __all__ = ["Arm", "compare"]
 
@@ -45,16 +46,18 @@ class Arm:
         slots: Placement.
         fill: Share of memory that keys and values take.
         says: What was changed against the incident.
+        late: A rank that comes late.
     """
 
     layout: str
     slots: np.ndarray
     fill: float
     says: tuple[str, ...]
+    late: Late | None = None
 
     def job(self, prompts: np.ndarray, due: np.ndarray | None = None) -> Job:
         """Requests under this setting."""
-        return Job(prompts, self.slots, self.layout, self.fill, arrivals=due)
+        return Job(prompts, self.slots, self.layout, self.fill, arrivals=due, late=self.late)
 
 
 def compare(

@@ -8,18 +8,22 @@ if TYPE_CHECKING:
     from moexray.verify.lab.cluster import Measured
     from moexray.verify.lab.traffic import Traffic
 
-__all__ = ["HOT_RANK", "judge", "truth_of"]
+__all__ = ["HOT_RANK", "LATE_RANK", "judge", "truth_of"]
 
-HOT_RANK = 0  # the rank that the hot experts lie on
+HOT_RANK, LATE_RANK = 0, 1  # the rank that the hot experts lie on; the one that comes late
 MEMORY = {"cause": "fragmented arena", "ids": ["mem.fragmentation"]}
 SKEW = {"cause": "hot experts on one rank", "ids": ["ep.skew"], "rank": HOT_RANK}
-CAUSES = {"frag": [MEMORY], "skew": [SKEW], "both": [MEMORY, SKEW]}
+PEER = {"cause": "a peer that comes late", "ids": ["comm.straggler_wait"], "rank": LATE_RANK}
+CAUSES: dict[str, list[dict[str, Any]]] = {
+    "frag": [MEMORY], "skew": [SKEW], "both": [MEMORY, SKEW], "late": [PEER],
+}  # fmt: skip
 VERDICTS = {  # the id at the top: a planted cause, or what the incident's traffic did to a placement
     "frag": ["mem.fragmentation"], "skew": ["ep.skew", "ep.drift"],
-    "both": ["mem.fragmentation", "ep.skew", "ep.drift"],
+    "both": ["mem.fragmentation", "ep.skew", "ep.drift"], "late": ["comm.straggler_wait"],
 }  # fmt: skip
-NOT_PLANTED = {
+NOT_PLANTED = {  # comm.slow_transfer is real where other programs keep gloo waiting for a core
     "frag": ["ep.skew", "ep.drift"], "skew": ["mem.fragmentation", "mem.alloc_stall"], "both": [],
+    "late": ["ep.skew", "ep.drift", "mem.fragmentation", "mem.alloc_stall"],
 }  # fmt: skip
 
 
@@ -43,8 +47,8 @@ def truth_of(incident: str, engine: str, traffic: Traffic, recorded: Measured, o
         "coupling": {"from": "ep.skew", "to": "mem.fragmentation", "rank": HOT_RANK,
                      "why": "a rank's work buffers are as large as the rows that it receives"}
         if incident == "both" else None,
-        "hot_domain": None if incident == "frag" else traffic.hot,
-        "identical_prompts": incident != "frag" and traffic.identical,
+        "hot_domain": traffic.hot if SKEW in CAUSES[incident] else None,
+        "identical_prompts": SKEW in CAUSES[incident] and traffic.identical,
         "onset": {"step": onset, "time_ns": int(recorded.begin_ns[onset])},
         "modes": [
             {"mode": "usual", "from_ns": int(recorded.begin_ns[0]), "to_ns": int(recorded.begin_ns[onset])},

@@ -70,7 +70,7 @@ class Job:
         arrivals: [steps] s after the start; None: one after the other.
         first: Number of the first step.
         folder: Where traces and memory are written; None: nothing is recorded.
-        late: A rank that comes late.
+        late: A rank that comes late, after those steps.
     """
 
     prompts: np.ndarray
@@ -150,7 +150,6 @@ class Worker:
         import torch
 
         self.bench.use(job.slots, job.layout)
-        self._late = job.late
         with torch.inference_mode(), self.bench.recorded(job.folder):
             return self._serve(job)
 
@@ -163,6 +162,7 @@ class Worker:
         self.bench.notes.clear()
         for i in range(len(tokens)):
             self._step = job.first + i
+            self._late = job.late if i >= job.calm else None
             due = time.monotonic() if job.arrivals is None else start + float(job.arrivals[i])
             time.sleep(max(0.0, due - time.monotonic()))
             dues.append(int(due * 1e9) + time.time_ns() - time.monotonic_ns())
