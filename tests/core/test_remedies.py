@@ -10,6 +10,7 @@ from click import Group
 from click.testing import CliRunner
 
 from moexray.core.remedies import REMEDIES
+from moexray.core.remedies.checks import CHECKS
 from moexray.core.verdicts import VERDICTS
 from moexray.faces.cli.main import main
 
@@ -58,6 +59,32 @@ def test_a_call_leads_to_something_that_can_be_called_undone_and_switched_off(re
     switch = re.search(r"MOEXRAY_OFF=([\w,-]+)", remedy.undo)
     assert switch, remedy.undo
     assert set(switch[1].split(",")) <= SWITCHES
+
+
+def test_each_remedy_that_changes_something_says_how_to_verify_it():
+    ids = [id for check in CHECKS for id in check.remedies]
+    assert len(ids) == len(set(ids))
+    own = {r.id for r in CALLS}
+    assert set(ids) <= {r.id for r in REMEDIES} - own
+    without = [r for r in REMEDIES if not r.verify]
+    assert [r.id for r in without if not re.match(r"Nothing (was|is) changed|Unset", r.undo)] == []
+    assert len({check.text for check in CHECKS}) == len(CHECKS)
+    for check in CHECKS:
+        assert "{" not in check.text  # `remedy` fills in nothing there
+
+
+def test_verdicts_and_metrics_that_a_check_names_exist():
+    from moexray.live.metrics import METRICS
+
+    known = {v.id for v in VERDICTS}
+    families = "|".join({id.partition(".")[0] for id in known})
+    texts = " ".join(r.verify for r in REMEDIES)
+    named = set(re.findall(rf"\b(?:{families})\.\w+", texts)) - {"torch.cuda"}
+    assert len(named) > 15
+    assert named <= known
+    metrics = set(re.findall(r"\bmoex_\w+", texts))
+    assert len(metrics) >= 2
+    assert metrics <= {m.name for m in METRICS}
 
 
 def test_benchmarks_that_verify_a_remedy_exist():
@@ -141,3 +168,31 @@ def test_every_command_that_a_text_names_exists():
         assert found is not None, f"moexray {name}"
         if isinstance(found, Group):
             assert second in found.commands, f"moexray {name} {second}"
+
+
+def explain(*words):
+    done = CliRunner().invoke(main, ["explain", *words])
+    assert done.exit_code == 0
+    return done.output
+
+
+def test_explain_shows_no_template():
+    """Values that only a diagnosis knows are named; braces of JSON are single."""
+    for remedy in REMEDIES:
+        text = explain(remedy.id)
+        assert not re.search(r"\{\w*\}|\{\{|\}\}", text), remedy.id
+    assert "--eplb-config '{\"use_async\": true}'" in explain("eplb-async")
+    assert "Start the server with <env>=expandable_segments:True" in explain("expandable-segments")
+
+
+@pytest.mark.parametrize(("word", "id"), [("arena", "snapshot-move-pins"), ("zero_copy", "smaller-host-buffers"),
+                                          ("exchange", "comm-host-exchange"), ("rescheduler", "leave-headroom")])  # fmt: skip
+def test_a_word_of_a_call_finds_its_remedy(word, id):
+    assert explain(word).startswith(f"{id}\n")
+
+
+def test_remedies_are_listed_by_their_calls_and_by_a_part_of_their_ids():
+    lines = explain("remedies").splitlines()
+    assert [line.split()[0] for line in lines] == [r.id for r in CALLS]
+    assert all("moexray.runtime." in line for line in lines)
+    assert [line.split()[0] for line in explain("eplb-").splitlines()] == [r.id for r in REMEDIES if "eplb-" in r.id]

@@ -7,21 +7,19 @@ from typing import TYPE_CHECKING
 
 from moexray.core.errors import SchemaError
 from moexray.core.remedies import comm, engine, gpu, memory, requests, routing, snapshot, timeline
+from moexray.core.remedies.checks import CHECKS
 
 if TYPE_CHECKING:
     from moexray.core.finding import Remedy
 
 __all__ = ["REMEDIES", "remedy"]
 
-REMEDIES: tuple[Remedy, ...] = (
-    *memory.REMEDIES,
-    *snapshot.REMEDIES,
-    *gpu.REMEDIES,
-    *engine.REMEDIES,
-    *routing.REMEDIES,
-    *comm.REMEDIES,
-    *timeline.REMEDIES,
-    *requests.REMEDIES,
+_CHECK = {id: check.text for check in CHECKS for id in check.remedies}
+
+REMEDIES: tuple[Remedy, ...] = tuple(
+    entry if entry.verify else replace(entry, verify=_CHECK.get(entry.id, ""))
+    for subject in (memory, snapshot, gpu, engine, routing, comm, timeline, requests)
+    for entry in subject.REMEDIES
 )
 
 

@@ -45,8 +45,8 @@ REMEDIES: tuple[Remedy, ...] = (
         "The buffer stays allocated between the steps. Small ones cost more from a pool than from the "
         "caching "
         "allocator: it is for what makes the allocator call the device. Untested on a GPU.",
-        call='moexray.runtime.buffers.BufferPool().replacing(module, "empty").attach(), or empty(shape, '
-        "dtype, device=...) of the pool in place of torch.empty",
+        call='moexray.runtime.buffers.BufferPool() as pool: pool.replacing(module, "empty").attach(), or '
+        "pool.empty(shape, dtype, device=...) in place of torch.empty",
         needs="The temporary is made by a function of the host's own module, and used on one stream.",
         verify="figures() of the pool: made and plain stand still in steady state, reused rises; "
         "segment_alloc "
@@ -59,7 +59,7 @@ REMEDIES: tuple[Remedy, ...] = (
         "Restore the single tensors: detach() of the handle, or MOEXRAY_OFF=buffers.",
         "A pooled tensor of a few bytes costs some 15 us on a CPU: one large tensor is faster where "
         "possible.",
-        call='moexray.runtime.buffers.BufferPool().replacing(module, "empty").attach()',
+        call='moexray.runtime.buffers.BufferPool() as pool: pool.replacing(module, "empty").attach()',
         needs="The tensors are made by a function of the host's own module, and used on one stream.",
         verify="figures() of the pool: made and plain stand still in steady state; blocks below 256 bytes "
         "in the "

@@ -32,15 +32,26 @@ def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> 
 def command(id: str | None) -> None:
     """What verdict ID means and how it is decided; without ID or with a part of one, a list.
 
-    ID may also be that of a remedy, as the JSON documents name it.
+    ID may also be that of a remedy, as the JSON documents name it, a part of one, or a word of its call
+    (arena, exchange). The word `remedies` lists those that are a call inside the engine's process.
     """
     if id is None:
-        _list(VERDICTS)
+        _list([(v.id, v.means) for v in VERDICTS])
         return
     word = id.strip().lower()
     found = [v for v in VERDICTS if v.id == word] or [v for v in VERDICTS if word in v.id]
-    if entry := next((r for r in REMEDIES if r.id == word), None):
-        click.echo(_lines(entry.id, [("do", entry.action), *of(entry), ("for", _verdicts(entry))]))
+    if word == "remedies":
+        _list([(r.id, r.call) for r in REMEDIES if r.call])
+        return
+    remedies = [r for r in REMEDIES if r.id == word]
+    if not found:
+        remedies = remedies or [r for r in REMEDIES if word in r.id or word in r.call.lower()]
+    if len(remedies) == 1:
+        [entry] = remedies
+        click.echo(_lines(entry.id, [("do", _open(entry.action)), *of(entry), ("for", _verdicts(entry))]))
+        return
+    if remedies:
+        _list([(r.id, _open(r.action)) for r in remedies])
         return
     if not found:
         near = difflib.get_close_matches(word, [v.id for v in VERDICTS], 3, 0.5)
@@ -51,13 +62,23 @@ def command(id: str | None) -> None:
     if len(found) == 1:
         click.echo(render(found[0]))
     else:
-        _list(found)
+        _list([(v.id, v.means) for v in found])
 
 
-def _list(verdicts: Sequence[Verdict]) -> None:
-    width = max(len(v.id) for v in verdicts)
-    for v in verdicts:
-        click.echo(f"{v.id.ljust(width)}  {textwrap.shorten(v.means, WIDTH - 10, placeholder=' ...')}")
+def _list(lines: Sequence[tuple[str, str]]) -> None:
+    width = max(len(id) for id, _ in lines)
+    for id, text in lines:
+        click.echo(f"{id.ljust(width)}  {textwrap.shorten(text, WIDTH - 10, placeholder=' ...')}")
+
+
+class _Names(dict[str, str]):
+    def __missing__(self, name: str) -> str:
+        return f"<{name}>"
+
+
+def _open(text: str) -> str:
+    """A text of a remedy whose values only a diagnosis knows."""
+    return text.format_map(_Names())
 
 
 def calls(v: Verdict) -> list[tuple[str, str]]:
@@ -67,8 +88,8 @@ def calls(v: Verdict) -> list[tuple[str, str]]:
 
 def of(entry: Remedy) -> list[tuple[str, str]]:
     """(title, text) of a remedy, without what to do."""
-    return [("call", entry.call), ("first", entry.needs), ("mind", entry.caveats), ("verify", entry.verify),
-            ("undo", entry.undo)]  # fmt: skip
+    return [("call", entry.call), ("first", entry.needs), ("mind", _open(entry.caveats)),
+            ("verify", entry.verify), ("undo", _open(entry.undo))]  # fmt: skip
 
 
 def _verdicts(entry: Remedy) -> str:

@@ -139,7 +139,7 @@ def _causes(f: Mapping[str, Any]) -> list[str]:
 
 def _remedy(r: Mapping[str, Any], *, whole: bool) -> list[str]:
     out = _wrap(r["action"], "  do: ")
-    for name in ("caveats", "call", "undo") if whole else ("caveats", "call"):
+    for name in ("caveats", "call", "verify", "undo") if whole else ("caveats", "call"):
         if r.get(name):
             out += _wrap(r[name], f"      {'mind' if name == 'caveats' else name}: ")
     return out

@@ -8,7 +8,8 @@ from moexray.faces.numbers import human, human_fact, human_moment
 from moexray.faces.report.fields import Fields, each, listed, named, number
 from moexray.faces.report.safe import Folded, fold, relative_href, short_id
 
-__all__ = ["Evidence", "Finding", "Piece", "Remedy", "Sight", "confidence_words", "findings", "pieces", "sights"]
+__all__ = ["Evidence", "Finding", "Piece", "Remedy", "Sight", "confidence_words", "findings", "pieces",
+           "sights"]  # fmt: skip
 
 _SEVERITIES = {
     "error": "Error: a request, a rank or the server failed, or answers are wrong",
@@ -62,12 +63,13 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Remedy:
-    """One thing to do, how to take it back, and what to beware of."""
+    """One thing to do, how to take it back, what to beware of, and how to see whether it helped."""
 
     id: str
     action: tuple[Piece, ...]
     undo: tuple[Piece, ...]
     caveats: tuple[Piece, ...]
+    verify: tuple[Piece, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -229,6 +231,7 @@ def _remedy(fields: Fields) -> Remedy:
         action=pieces(fields.get("action")),
         undo=pieces(fields.get("undo")),
         caveats=pieces(fields.get("caveats")),
+        verify=pieces(fields.get("verify")),
     )
 
 
