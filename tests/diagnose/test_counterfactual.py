@@ -37,6 +37,14 @@ def test_a_stall_says_what_the_steps_would_have_been():
     assert found["excess_share_ratio"] == pytest.approx(1)
 
 
+def test_a_rank_that_computes_longer_would_take_as_long_as_the_others():
+    (late,) = say(**traces(late_us=4_000)).findings
+    found = numbers(late)
+    assert late.id == "comm.straggler_wait"
+    assert found["p50_s"] == pytest.approx(0.01625, rel=1e-3)
+    assert found["p99_without_s"] == pytest.approx(0.01225, rel=1e-3)  # not half of the excess, as if it were shared
+
+
 def test_a_healthy_run_gets_none():
     assert all(numbers(f) is None for f in say(**traces()).findings)
 

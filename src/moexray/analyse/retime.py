@@ -75,17 +75,20 @@ class Clockwork:
     ready: NDArray[np.float64]
 
     def paces(
-        self, stalls: NDArray[np.bool_] | None = None, *, even: bool = False, transfers: bool = False
-    ) -> NDArray[np.float64]:
+        self, stalls: NDArray[np.bool_] | None = None, *, even: bool = False, transfers: bool = False,
+        slow: frozenset[int | None] = frozenset(),
+    ) -> NDArray[np.float64]:  # fmt: skip
         """[steps - 1] ns: the pace without some causes; as observed without arguments.
 
         Args:
             stalls: [ranks, collectives], True: this stalled segment takes its typical time.
             even: The ranks share the work of each place evenly.
             transfers: Transfers take their usual time.
+            slow: Ranks (their numbers) that take as long as the others instead.
         """
         calm = np.where(self.stalled, self.typical, self.segment)
         left = np.where(self.stalled if stalls is None else self.stalled & ~stalls, self.segment - calm, 0.0)
+        calm = self._alike(calm, slow)
         transfer = np.minimum(self.transfer, self._expected(calm)) if transfers else self.transfer
         if even:
             members = np.maximum(self.present.sum(axis=0), 1)
@@ -96,6 +99,17 @@ class Clockwork:
         if stalls is not None:  # a host whose stalls are gone comes earlier; how much is in its segments
             ready = np.where(stalls.any(axis=1, keepdims=True), -np.inf, ready)
         return np.diff(self._ends(calm + left, transfer, ready)[self.last])
+
+    def _alike(self, calm: NDArray[np.float64], slow: frozenset[int | None]) -> NDArray[np.float64]:
+        """[ranks, collectives] work where slow ranks take no longer than the others in the median."""
+        mask = np.array([p.rank in slow for p in self.profiles])
+        if not mask.any() or mask.all():
+            return calm
+        others = np.where(self.present & ~mask[:, None], calm, np.nan)
+        known = ~np.isnan(others).all(axis=0)
+        pace = np.full(calm.shape[1], np.inf)
+        pace[known] = np.nanmedian(others[:, known], axis=0)
+        return np.where(mask[:, None], np.minimum(calm, pace), calm)
 
     def _expected(self, calm: NDArray[np.float64]) -> NDArray[np.float64]:
         """[collectives] the usual transfer of each place, more in steps with more work: a larger batch."""

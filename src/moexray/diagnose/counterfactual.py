@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["add_counterfactuals"]
 
-# Verdict -> what is taken out of the step graph: kinds of stalled segments, "even" or "transfers".
+# Verdict -> what is taken out of the step graph: kinds of stalled segments, "even", "transfers" or "slow".
 MEMORY, HOST = ("memory",), ("jit", "gc", "host")
 WITHOUT: dict[str, tuple[str, ...]] = {
     "mem.fragmentation": MEMORY,
@@ -34,6 +34,7 @@ WITHOUT: dict[str, tuple[str, ...]] = {
     "ep.drift": ("even",),
     "comm.slow_transfer": ("transfers",),
 }
+OTHERWISE = ("even", "transfers", "slow")  # no kinds of stalls
 MOSTLY = 0.5  # share of a rank's lateness in which it computes
 LEAST_CHANGE = 0.005  # of the mean step; below it the traces do not show that the cause costs anything
 
@@ -45,7 +46,9 @@ def add_counterfactuals(run: Run, findings: list[Finding]) -> list[Finding]:
         run: What was read.
         findings: Linked; what follows from a cause goes with it.
     """
-    causes = [f for f in findings if _removed(f) and not f.cannot_tell]
+    uneven = {f.subject.rank for f in findings if f.id == "ep.skew"}
+    removed = {id(f): _removed(f, uneven) for f in findings}
+    causes = [f for f in findings if removed[id(f)] and not f.cannot_tell]
     if not causes:
         return findings
     from moexray.analyse.retime import clockwork, times
@@ -58,19 +61,19 @@ def add_counterfactuals(run: Run, findings: list[Finding]) -> list[Finding]:
     else:
         return findings
     seen = times(work.paces())
-    every = times(_paces(work, causes))
+    every = times(_paces(work, causes, removed))
     if seen.mean_s - every.mean_s < LEAST_CHANGE * seen.mean_s:
         return findings
     # Ranks that are not traced come late, too: all others wait for them, and it looks like a transfer.
     if not capture.collectives.complete.all():
-        every = times(_paces(work, causes, transfers=True))
+        every = times(_paces(work, causes, removed, transfers=True))
     excess = seen.mean_s - every.mean_s
     out = []
     for f in findings:
         if f not in causes:
             out.append(f)
             continue
-        after = times(_paces(work, [f, *_downstream(f, causes)]))
+        after = times(_paces(work, [f, *_downstream(f, causes)], removed))
         unseen = f.subject.rank not in (None, *(p.rank for p in work.profiles))  # its work is not traced
         if unseen or seen.mean_s - after.mean_s < LEAST_CHANGE * seen.mean_s:
             out.append(f)
@@ -97,11 +100,18 @@ def add_counterfactuals(run: Run, findings: list[Finding]) -> list[Finding]:
     return out
 
 
-def _removed(f: Finding) -> tuple[str, ...]:
-    """What is taken out for a finding: also the work of a rank that computes longer, nobody knows why."""
+def _removed(f: Finding, uneven: set[int | None]) -> tuple[str, ...]:
+    """What is taken out for a finding: also the excess of a rank that computes longer, nobody knows why.
+
+    Args:
+        f: The finding.
+        uneven: Ranks that may have more tokens than the others: these would go to them.
+    """
     if f.id == "comm.straggler_wait" and not f.implied_by:
         shares = re.findall(r"\bcompute_ratio=([\d.]+)", " ".join(e.text for e in f.evidence))
-        return ("even",) if shares and float(shares[0]) >= MOSTLY else ()
+        if not shares or float(shares[0]) < MOSTLY or f.subject.rank is None:
+            return ()
+        return ("even",) if f.subject.rank in uneven else ("slow",)
     return WITHOUT.get(f.id, ())
 
 
@@ -118,11 +128,16 @@ def _downstream(cause: Finding, causes: list[Finding]) -> list[Finding]:
     return found
 
 
-def _paces(work: Clockwork, removed: list[Finding], *, transfers: bool = False) -> NDArray[np.float64]:
+def _paces(
+    work: Clockwork, causes: list[Finding], removed: dict[int, tuple[str, ...]], *, transfers: bool = False
+) -> NDArray[np.float64]:
     stalls = work.of((), None)
-    for f in removed:
-        kinds = tuple(k for k in _removed(f) if k not in ("even", "transfers"))
-        if kinds:
-            stalls |= work.of(kinds, f.subject.rank)
-    wanted = {k for f in removed for k in _removed(f)}
-    return work.paces(stalls, even="even" in wanted, transfers=transfers or "transfers" in wanted)
+    wanted: set[str] = set()
+    slow: set[int | None] = set()
+    for f in causes:
+        kinds = removed[id(f)]
+        wanted |= set(kinds)
+        stalls |= work.of(tuple(k for k in kinds if k not in OTHERWISE), f.subject.rank)
+        slow |= {f.subject.rank} if "slow" in kinds else set()
+    transfers = transfers or "transfers" in wanted
+    return work.paces(stalls, even="even" in wanted, transfers=transfers, slow=frozenset(slow))
