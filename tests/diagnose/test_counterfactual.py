@@ -41,8 +41,8 @@ def test_a_rank_that_computes_longer_would_take_as_long_as_the_others():
     (late,) = say(**traces(late_us=4_000)).findings
     found = numbers(late)
     assert late.id == "comm.straggler_wait"
-    assert found["p50_s"] == pytest.approx(0.01625, rel=1e-3)
-    assert found["p99_without_s"] == pytest.approx(0.01225, rel=1e-3)  # not half of the excess, as if it were shared
+    assert found["p50_s"] == pytest.approx(0.0162, rel=1e-3)
+    assert found["p99_without_s"] == pytest.approx(0.0122, rel=1e-3)  # not half of the excess, as if it were shared
 
 
 def test_a_healthy_run_gets_none():
@@ -99,11 +99,6 @@ def test_a_rank_whose_trace_is_not_there_gets_no_figure():
     del files["rank1.json"]
     said = say(**files, counts=counts.getvalue())
     assert numbers(next(f for f in said.findings if f.id == "ep.skew")) is None
-
-
-def test_a_late_rank_that_computes_longer_has_its_price_without_counts_too():
-    found = numbers(next(f for f in say(**traces(late_us=4000.0)).findings if f.id == "comm.straggler_wait"))
-    assert found["p50_without_s"] == pytest.approx(0.01425, rel=0.01)  # half of the 4 ms go to the other rank
 
 
 def test_a_slow_transfer_takes_the_rank_of_the_link_that_is_slow():

@@ -177,14 +177,14 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
         return []
     columns, usual = slow.columns, slow.usual_ns
     steps = c.step[columns]
-    touched = len(np.unique(steps)) if (steps >= 0).all() else len(columns)
+    steps = steps[steps >= 0]  # the last launch of a graph opens a step without an end
+    touched = len(np.unique(steps)) or len(columns)
     if slow.cost_ns < t.lateness_ratio * touched * c.step_ns:
         return []
     middle = float(np.median(c.transfer[columns]))
     lateness = float(np.median(c.lateness[columns]))
-    where = ""
-    if (steps >= 0).all():
-        where = f" in steps {min(c.labels(steps))}-{max(c.labels(steps))}"
+    first, last = (min(c.labels(steps)), max(c.labels(steps))) if len(steps) else (None, None)
+    where = f" in steps {first}-{last}" if len(steps) else ""
     members = sorted({c.profiles[r].who for r in np.flatnonzero(c.present[:, columns].any(axis=1))})
     among = f" among {', '.join(members[:8])}" if len(members) < len(c.profiles) else ""
     alike = "for the same size" if slow.size >= 0 else "at the same place (no sizes noted, equal compute)"
@@ -207,10 +207,7 @@ def _slow(c: Collectives, limits: Limits) -> list[Finding]:
                 f"(lateness {lateness / MS:.2g} ms = {lateness / middle:.1%}): the transfer itself is slow."
                 + (" The host carries it: its link or busy cores, the traces do not tell." if on_host else "")
             ),
-            subject=Subject(
-                step_from=min(c.labels(steps)) if (steps >= 0).all() else None,
-                step_to=max(c.labels(steps)) if (steps >= 0).all() else None,
-            ),
+            subject=Subject(step_from=first, step_to=last),
             value=middle / usual,
             limit=t.transfer_factor,
             unit="ratio",
