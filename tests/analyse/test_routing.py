@@ -275,6 +275,17 @@ def test_a_map_without_a_row_for_a_layer_leaves_only_that_one_open():
     assert "none for layer 4" in seen.mapping
 
 
+def test_experts_of_a_layer_that_the_map_lacks_are_compared_alone():
+    run = run_of(
+        a__npz=saved(logical_count=[[[6, 2, 2, 2], [5, 5, 1, 1]]], layer_ids=[3, 4], ep_size=2),
+        b__npz=saved(physical_to_logical_map=[[0, 1, 2, 3]], layer_ids=[3], ep_size=2),
+    )
+    (load,) = loads(run, 32)[0]
+    with np.errstate(all="raise"):
+        third, fourth = figures(run, load).layers
+    assert (third.balancedness, fourth.balancedness) == (6 / 8, 3 / 5)
+
+
 def cube_of(*steps):
     rows = [{"step": s, "layer": 0, "expert": e, "tokens": t} for s, row in enumerate(steps) for e, t in enumerate(row)]
     text = "step,layer,expert,tokens\n" + "".join(f"{r['step']},0,{r['expert']},{r['tokens']}\n" for r in rows)

@@ -115,6 +115,8 @@ def figures(run: Run, load: Load, ep: int | None = None) -> Figures:
     for y, label in enumerate(load.layers):
         if tokens[:, y].sum() > 0:
             on_ranks = None if ranks is None else ranks.tokens[:, y].sum(axis=0)
+            if on_ranks is not None and not on_ranks.any():  # a placement that lacks this layer
+                on_ranks = None
             touched = load.attrs.get("touched")
             found.append(_layer(int(label), tokens[:, y], on_ranks, touched[y] if touched else None))
         else:

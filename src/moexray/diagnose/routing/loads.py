@@ -69,5 +69,4 @@ def drift_series(run: Run) -> list[dict[str, Any]]:
 
 def _has_course(load: Load) -> bool:
     """Steps of one stream in time order."""
-    mixes = load.what == "routed" and not load.attrs.get("rows_are_ranks")
-    return mixes and load.ordered and len(load.steps) > 1
+    return not load.attrs.get("rows_are_ranks") and load.ordered and len(load.steps) > 1

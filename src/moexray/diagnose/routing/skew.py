@@ -51,9 +51,12 @@ class Course:
 
 
 def courses(run: Run, dummy_run: int) -> list[Course]:
-    """Every load of a run; for `Run.once`."""
+    """Every load of a run that counts tokens on their way to the experts; for `Run.once`."""
     out = []
     for load in map(over_senders, loads(run, dummy_run, windows=MOST)[0]):
+        shares = load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1
+        if load.what != "routed" or shares:
+            continue  # results that came back; shares without a number of tokens
         count = None if load.attrs.get("doubtful") else ep_size(run, load)[0]
         seen = figures(run, load, count or assumed_ranks(load.tokens.shape[-1]))
         out.append(Course(load, count, seen, drift(seen)))
@@ -77,9 +80,6 @@ def skew_and_drift(run: Run, limits: Limits) -> list[Finding]:
     guesses: list[_Skew] = []
     for seen_load in run.once(courses, limits.routing.dummy_run):
         load, count, course = seen_load.load, seen_load.count, seen_load.drift
-        shares = load.tokens.dtype.kind == "f" and load.tokens.max(initial=0) <= 1
-        if load.what != "routed" or shares:
-            continue  # results that came back; shares without a number of tokens
         ranks = seen_load.figures.ranks
         if ranks is None or ranks.tokens.shape[-1] < 2:
             continue
