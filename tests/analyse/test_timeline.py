@@ -222,6 +222,17 @@ def test_alike_steps_are_matched_by_what_tells_them_apart(clock_us):
     assert abs(c.offsets[0].offset_ns - clock_us * 1e3) < 1_000
 
 
+@pytest.mark.parametrize("count", [1, 2, 3, 5])
+def test_a_few_collectives_are_matched_whole(count):
+    m = Machine(4, noted=False)
+    for i in range(count):
+        m.work(1_000 + 700 * i, late=i % 4, by=400)
+        m.meet((0, 1, 2, 3), 30)
+    c = match(group(m.traces))
+    assert c.present.all()
+    assert len(c) == count
+
+
 def test_a_stall_early_in_a_segment_is_what_made_a_rank_late():
     m = Machine(2)
     for i in range(20):

@@ -65,6 +65,25 @@ def test_communication_behind_compute_is_not_exposed(tmp_path):
     assert "(and 72% behind compute)" in run(tmp_path).output
 
 
+def test_copies_are_no_compute(tmp_path):
+    trace = Trace(0, 1).kernel(0, 100)
+    trace.slice("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", 100, 900, pid=0, tid=7, device=0, stream=7)
+    trace.write(tmp_path / "t.json")
+    (rank,) = document(tmp_path)["ranks"]
+    assert (rank["compute_s"], rank["copies_alone_s"]) == (pytest.approx(1e-4), pytest.approx(9e-4))
+    assert "computes 10%, copies alone 90%" in run(tmp_path).output
+
+
+@pytest.mark.parametrize("stacks", [False, True])
+def test_a_device_that_waits_for_its_host_is_cpu_bound(tmp_path, stacks):
+    trace = Trace(0, 1)
+    for i in range(20):
+        trace.slice("cpu_op", "aten::mul", i * 100, 95).kernel(i * 100 + 90, 20, launch=i * 100 + 80)
+    (tmp_path / "t.json").write_text(json.dumps({**trace.document(), "with_stack": int(stacks)}))
+    (line,) = [x for x in run(tmp_path).output.splitlines() if "computes" in x]
+    assert ("CPU-bound" in line, "profiled with stacks" in line) == (True, stacks)
+
+
 def test_every_stream_and_step_adds_up(ranks):
     doc = document(ranks)
     for s in doc["streams"]:

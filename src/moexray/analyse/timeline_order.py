@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 __all__ = ["MIN_TOLERANCE_NS", "by_order"]
 
 MAX_SHIFT = 64  # traces of one capture start at most this many collectives apart
+LEAST_PAIRS = 3
 SAME_NS = 1_000  # spreads below this are the resolution of old traces
 MIN_TOLERANCE_NS = 50_000  # ends of a collective that lie apart by less agree
 
@@ -47,9 +48,11 @@ def _shift(a: NDArray[np.int64], b: NDArray[np.int64], tolerance: float) -> int 
     """
     fits: list[tuple[float, float, int]] = []
     reach = min(MAX_SHIFT, max(len(a), len(b)) - 1)
+    fewer = min(len(a), len(b))
+    needed = min(fewer, max(LEAST_PAIRS, fewer // 2))  # one pair fits at any shift
     for shift in range(-reach, reach + 1):
         low, high = max(0, -shift), min(len(a), len(b) - shift)
-        if high - low < max(1, min(len(a), len(b)) // 2):
+        if high - low < needed:
             continue
         difference = (b[low + shift : high + shift] - a[low:high]).astype(np.float64)
         middle = float(np.median(difference))

@@ -283,9 +283,9 @@ def _text(d: dict[str, Any]) -> str:
         device = "" if r["device_index"] is None else f", device {r['device_index']}"
         who = f"rank {r['rank']}" if r["rank"] is not None else r["source"] + device
         out.append(f"{who}: {human(r['span_s'], 's')} on the device, {idle:.1%} idle{clock}")
-        out.append(f"  {conclusion(r)}")
         mine = [s for s in d["streams"] if all(s[k] == r[k] for k in ("source", "rank"))]
         mine = [s for s in mine if r["device_index"] in (None, s["device_index"])]
+        out.append(f"  {conclusion(r, mine[0] if mine else None)}")
         for s in [*mine[:1], *(s for s in mine[1:] if s["communication"])]:
             out += _stream_text(s)
         if rest := len([s for s in mine[1:] if not s["communication"]]):

@@ -16,26 +16,32 @@ if TYPE_CHECKING:
 __all__ = ["conclusion", "exchange_rows", "exchange_text", "of_rank"]
 
 ABOUT = 0.05  # share of the span from which a conclusion names something
+IDLE = 0.2  # share of the span from which an idle device is worth a word
 FASTER = 1.2  # utilisation above which the assumed links cannot be the real ones
 WELL = 0.5  # utilisation from which an exchange is limited by its bytes
 
 
 def of_rank(c: Collectives, profile: Profile) -> dict[str, Any]:
-    """Seconds of communication of a rank: all, exposed (no kernel computes meanwhile), and waiting in it.
+    """Seconds of a rank: compute, copies and fills without it, communication, of it exposed, and waiting.
 
+    Communication is exposed while nothing else runs.
     `others_waited_s` is what the first to come waited for this rank; null where no other rank was matched.
     """
     import numpy as np
 
-    from moexray.analyse.timeline import Cover
+    from moexray.analyse.timeline import KERNEL, Cover
 
+    works = np.setdiff1d(np.flatnonzero(profile.of(KERNEL)), profile.comm_rows)
+    compute = int(Cover(profile.start[works], profile.end[works]).total[-1])
     comm = Cover(profile.start[profile.comm_rows], profile.end[profile.comm_rows])
     hidden = profile.compute.within(comm.start, comm.end)
     out: dict[str, Any] = {
-        "compute_s": float(profile.compute.total[-1]) / 1e9 if len(profile.compute.start) else 0.0,
+        "compute_s": compute / 1e9,
+        "copies_alone_s": (int(profile.compute.total[-1]) - compute) / 1e9,
         "communication_s": float((comm.end - comm.start).sum()) / 1e9,
         "exposed_communication_s": float((comm.end - comm.start - hidden).sum()) / 1e9,
         "waited_s": None, "others_waited_s": None, "waited_most_for": None,
+        "profiled_with_stacks": bool(profile.attrs.get("with_stack")),
     }  # fmt: skip
     if len(c) and profile in c.profiles:
         rank = c.profiles.index(profile)
@@ -50,11 +56,20 @@ def of_rank(c: Collectives, profile: Profile) -> dict[str, Any]:
     return out
 
 
-def conclusion(r: dict[str, Any]) -> str:
-    """One line: how the time of a rank divides, and what that says."""
+def conclusion(r: dict[str, Any], main: dict[str, Any] | None) -> str:
+    """One line: how the time of a rank divides, and what that says.
+
+    Args:
+        r: Row of `ranks`.
+        main: Row of `streams` of the one with most compute.
+    """
     span = r["span_s"] or 1.0
     exposed, hidden = r["exposed_communication_s"], r["communication_s"] - r["exposed_communication_s"]
-    parts = [f"computes {r['compute_s'] / span:.0%}", f"communicates alone {exposed / span:.0%}"]
+    copies = r["copies_alone_s"]
+    parts = [f"computes {r['compute_s'] / span:.0%}"]
+    if copies / span >= ABOUT:
+        parts.append(f"copies alone {copies / span:.0%}")
+    parts += [f"communicates alone {exposed / span:.0%}"]
     if hidden / span >= ABOUT:
         parts.append(f"(and {hidden / span:.0%} behind compute)")
     idle = 1 - r["busy_s"] / span
@@ -62,7 +77,7 @@ def conclusion(r: dict[str, Any]) -> str:
     said = f"{', '.join(parts).replace(', (', ' (')}"
     if r["waited_s"] is None:
         alone = "; other ranks' traces would tell waiting from transfer"
-        return said + (alone if exposed > ABOUT * span else "")
+        return said + (alone if exposed > ABOUT * span else f": {by}" if (by := _by_host(r, main)) else "")
     if r["others_waited_s"] >= ABOUT * span and r["others_waited_s"] >= r["waited_s"]:
         waited = human(r["others_waited_s"], "s")
         return f"{said}: the others wait {waited} for it, so look at what it does before it comes"
@@ -70,8 +85,20 @@ def conclusion(r: dict[str, Any]) -> str:
         waited = human(r["waited_s"], "s")
         return f"{said}: it waits {waited} in collectives, most for rank {r['waited_most_for']}"
     if idle >= ABOUT:
-        return f"{said}: the device runs out of work (see the idle time of its streams)"
+        by_host = _by_host(r, main)
+        return f"{said}: {by_host or 'the device runs out of work (see the idle time of its streams)'}"
     return f"{said}: nothing here holds it up"
+
+
+def _by_host(r: dict[str, Any], main: dict[str, Any] | None) -> str:
+    """That the host cannot launch fast enough; "" where the device is not idle for it."""
+    idle = 1 - r["busy_s"] / (r["span_s"] or 1.0)
+    gaps = main["span_ns"] - main["busy_ns"] if main else 0
+    own = sum(main["host"].get(k, 0) for k in ("operator", "python", "launch")) if main else 0
+    if idle < IDLE or not gaps or own < gaps / 2:
+        return ""
+    stacks = " (profiled with stacks, which slows the host: read no latency from it)"
+    return "CPU-bound" + (stacks if r["profiled_with_stacks"] else "")
 
 
 def exchange_rows(c: Collectives, host: Mapping[int, str]) -> list[dict[str, Any]]:
