@@ -3,9 +3,10 @@
     OMP_NUM_THREADS=1 python benchmarks/attach.py [--rounds 60] [--json]
 
 The lab's model (4 layers, 16 experts, top-2), eager, one thread. Each round runs every method once, in an
-order that turns; a figure is the median over rounds of the difference to "off" in the same round, by thread
-CPU time. Then the write into the ring alone, for a step of 58 layers x 256 experts. Exit 1 past a bar: on a
-machine busy with other work CPU time is worth less (look at "forward us": 2,800 for decode 1 when quiet).
+order that turns, between two runs of "off"; a figure is the median over rounds of the difference to their
+mean, by thread CPU time. Then the write into the ring alone, for a step of 58 layers x 256 experts. Exit 1
+past a bar: on a machine busy with other work CPU time is worth less. So look at "forward us" (2,800 for
+decode 1 on the machine of the bar, when quiet) and at the share of it that the ring takes.
 """
 
 from __future__ import annotations
@@ -120,34 +121,40 @@ METHODS = (off, empty, counting, lines, spans, ring, kernels)
 
 
 def costs(model: Any, rows: int, new: int, rounds: int, folder: Path) -> dict[str, float]:
-    """CPU microseconds per MoE layer beyond "off", by method; `off` is the whole forward."""
+    """CPU microseconds per MoE layer beyond "off", which shows the noise; `forward` is the whole of it."""
     prompt = (torch.arange(rows * max(new, 32)).view(rows, -1) * 7 + 3) % 1000
     with torch.inference_mode():
         past = None
         if new == 1:
             past = DynamicCache(config=model.config)
             model(prompt, cache=past, use_cache=True)
-        spent: dict[str, list[float]] = {m.__name__: [] for m in METHODS}
-        repeats = 4 if new > 1 else 20
+        cost: dict[str, list[float]] = {m.__name__: [] for m in METHODS}
+        alone = []
+        few = 1 if new > 1 else 4
         for turn in range(rounds + 3):
             for at in range(len(METHODS)):
                 method = METHODS[(at + turn) % len(METHODS)]
-                with method(model, folder):
-                    for _ in range(repeats // 4):
-                        _forward(model, prompt, new, past)
-                    began = time.thread_time_ns()
-                    for _ in range(repeats):
-                        _forward(model, prompt, new, past)
-                    took = time.thread_time_ns() - began
-                    if turn >= 3:
-                        spent[method.__name__].append(took / repeats / 1000)
+                before = _spent(off, model, folder, (few, prompt, new, past))
+                took = _spent(method, model, folder, (few, prompt, new, past))
+                after = _spent(off, model, folder, (few, prompt, new, past))
+                if turn >= 3:
+                    cost[method.__name__].append(took - (before + after) / 2)
+                    alone.append(before)
     layers = model.config.num_hidden_layers
-    found = {"off": statistics.median(spent["off"])}
-    for name, values in spent.items():
-        if name != "off":
-            pairs = zip(values, spent["off"], strict=True)
-            found[name] = statistics.median(a - b for a, b in pairs) / layers
-    return found
+    found = {"forward": statistics.median(alone)}
+    return found | {name: statistics.median(values) / layers for name, values in cost.items()}
+
+
+def _spent(method: Any, model: Any, folder: Path, of: tuple[int, Any, int, Any]) -> float:
+    """CPU microseconds of a forward."""
+    few, *forward = of
+    with method(model, folder):
+        for _ in range(few):
+            _forward(model, *forward)
+        began = time.thread_time_ns()
+        for _ in range(few):
+            _forward(model, *forward)
+        return (time.thread_time_ns() - began) / few / 1000
 
 
 def _forward(model: Any, prompt: Any, new: int, past: Any) -> None:
@@ -193,10 +200,11 @@ def main() -> None:
         print(json.dumps({"load": os.getloadavg()[0], "cases": table, "ring_write_us": written}))
     else:
         print(f"load {os.getloadavg()[0]:.1f}; CPU us per MoE layer beyond the forward without")
-        print("case         forward us " + "".join(f"{m.__name__:>10}" for m in METHODS[1:]))
+        print("case         forward us " + "".join(f"{m.__name__:>10}" for m in METHODS) + "  ring's share")
         for case, row in table.items():
-            cells = "".join(f"{row[m.__name__]:10.1f}" for m in METHODS[1:])
-            print(f"{case:<12} {row['off']:10.0f} {cells}")
+            cells = "".join(f"{row[m.__name__]:10.1f}" for m in METHODS)
+            share = row["ring"] * model.config.num_hidden_layers / row["forward"]
+            print(f"{case:<12} {row['forward']:10.0f} {cells}  {share:11.1%}")
         print(f"ring write {written:.2f} us (58 layers x 256 experts, 8 ids)")
     sys.exit(written > WRITE_US or any(row["ring"] > RECORDING_US for row in table.values()))
 

@@ -1,10 +1,11 @@
 """CPU time per token of vLLM with our plug-in recording, over that without: run it in .venv-vllm.
 
-    .venv-vllm/bin/python benchmarks/vllm_plugin.py [--pairs 12] [--json]
+    .venv-vllm/bin/python benchmarks/vllm_plugin.py [--pairs 12] [--tokens 64] [--json]
 
 One engine in one process, the lab's model, 16 prompts of 64 tokens, 64 tokens out, one thread. An arm is one
-`generate`; detached and attached arms alternate as ABBA, so slow drifts cancel in a pair. Process CPU time,
-median of the pairs' ratios; an A/A column (second A over first A of the same pair) shows the noise.
+`generate` (on a machine busy with other work: more and shorter ones); detached and attached arms alternate as
+ABBA, so slow drifts cancel in a pair. Process CPU time, median of the pairs' ratios; an A/A column (second A
+over first A of the same pair) shows the noise.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ def main() -> None:
     """Prints the figures; exit 1 past the limit."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=12)
+    parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     os.environ |= {
@@ -43,7 +45,8 @@ def main() -> None:
         model=str(MODEL), max_model_len=1024, max_num_seqs=PROMPTS, enforce_eager=True, dtype="bfloat16"
     )  # fmt: skip
     [recording] = plugin._recordings  # noqa: SLF001 - the switch that only this benchmark needs
-    sampling = SamplingParams(max_tokens=TOKENS, min_tokens=TOKENS, ignore_eos=True, temperature=0.0)
+    few = {"max_tokens": options.tokens, "min_tokens": options.tokens}
+    sampling = SamplingParams(**few, ignore_eos=True, temperature=0.0)
     rows = ([3 + (7 * row + 11 * at) % 1000 for at in range(LENGTH)] for row in range(PROMPTS))
     prompts = [{"prompt_token_ids": row} for row in rows]
 
@@ -51,7 +54,7 @@ def main() -> None:
         (recording.attach if on else recording.detach)()
         before = time.process_time()
         llm.generate(prompts, sampling, use_tqdm=False)
-        return (time.process_time() - before) / (PROMPTS * TOKENS)
+        return (time.process_time() - before) / (PROMPTS * options.tokens)
 
     for on in (True, False, True):
         arm(on=on)
@@ -61,8 +64,11 @@ def main() -> None:
     live = RingReader(recording.ring.path).live()
     ratios = [(b1 + b2) / (a1 + a2) for a1, b1, b2, a2 in arms]
     noise = [a2 / a1 for a1, _, _, a2 in arms]
+    spread = statistics.stdev(ratios) / len(ratios) ** 0.5
     found = {
         "pairs": len(arms), "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
+        "standard_error": spread,
+        "ratio_of_sums": sum(b1 + b2 for _, b1, b2, _ in arms) / sum(a1 + a2 for a1, _, _, a2 in arms),
         "aa_ratio": statistics.median(noise), "us_per_token_off": 1e6 * statistics.median(a[0] for a in arms),
         "own_wall_share": live["own_ns"] / live["step_ns"],
         "records": live["head"], "failures": live["failures"], "load": os.getloadavg()[0],

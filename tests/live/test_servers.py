@@ -144,7 +144,8 @@ def test_every_query_of_the_dashboard_and_every_rule_has_data(started, tmp_path)
 
 
 @needs("prometheus")
-def test_remote_write_is_taken_refused_once_or_kept_while_prometheus_is_away(started, tmp_path):
+@pytest.mark.parametrize(("samples", "pause_s"), [(3, 0.01), pytest.param(55, 1.1, marks=pytest.mark.soak, id="a minute")])
+def test_remote_write_is_taken_refused_once_or_kept_while_prometheus_is_away(started, tmp_path, samples, pause_s):
     server = prometheus(started, tmp_path)
     page = Page()
     pool(page, 20)
@@ -163,14 +164,14 @@ def test_remote_write_is_taken_refused_once_or_kept_while_prometheus_is_away(sta
     assert dict(codes) == {"204": "1", "400": "1"}  # neither was sent again
 
     server.end()
-    for stuck in (30, 40, 50):
+    for stuck in range(30, 30 + samples):
         pool(page, stuck)
         remote.sample()
-        time.sleep(0.01)  # a time stamp of its own
+        time.sleep(pause_s)  # a time stamp of its own
     assert remote.sent == one
     server.start()
-    servers.until(lambda: remote.sent == 4 * one)
-    servers.until(lambda: server.value('moex_memory_stuck_bytes{job="moexray"}') == 50)
+    servers.until(lambda: remote.sent == (1 + samples) * one)
+    servers.until(lambda: server.value('moex_memory_stuck_bytes{job="moexray"}') == 29 + samples)
     assert page.value("moex_exporter_dropped_total", "samples", "queue_full") == 0
 
 
