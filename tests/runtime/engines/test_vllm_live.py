@@ -58,46 +58,72 @@ def register():
 """
 
 
+def counter(folder):
+    """The second plug-in, as an installed distribution; and the folder that it writes to."""
+    site, out = folder / "site", folder / "out"
+    about = site / "counter-1.0.dist-info"
+    about.mkdir(parents=True)
+    out.mkdir()
+    (site / "counter.py").write_text(COUNTER, "utf-8")
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: counter\nVersion: 1.0\n", "utf-8")
+    (about / "entry_points.txt").write_text("[vllm.general_plugins]\ncounter = counter:register\n", "utf-8")
+    return {
+        **os.environ, "PYTHONPATH": str(site), "COUNTER_OUT": str(out), "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1",
+        "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_NO_USAGE_STATS": "1",
+    }, out  # fmt: skip
+
+
+def server_command(port):
+    return [str(word) for word in (
+        PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--served-model-name", "lab", "--host",
+        "127.0.0.1", "--port", port, "--max-model-len", 1024, "--max-num-seqs", 16, "--enforce-eager", "--dtype", "bfloat16",
+    )]  # fmt: skip
+
+
+def serve(url, process, log):
+    """Waits for the server, then asks it all prompts."""
+    end = time.monotonic() + 400
+    while not _answers(f"{url}/health"):
+        if process.poll() is not None or time.monotonic() > end:
+            pytest.fail("the server does not come up:\n" + log.read_text("utf-8", "replace")[-4000:])
+        time.sleep(0.5)
+    for number in range(PROMPTS):
+        prompt = [3 + (7 * number + 11 * at) % 1000 for at in range(LENGTH)]
+        body = {"model": "lab", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
+        asked = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
+        with urllib.request.urlopen(asked, timeout=120) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] == TOKENS
+    time.sleep(1)  # the last step's statistics reach the front end after the answer
+
+
+def independent(out):
+    """[layers, experts] and calls by layer, of the second plug-in."""
+    own = np.zeros((LAYERS, 16), np.int64)
+    calls = Counter()
+    for path in out.glob("ids-*.jsonl"):
+        for line in path.read_text("utf-8").splitlines():
+            layer, ids = json.loads(line)
+            np.add.at(own[layer], np.array(ids).flatten(), 1)
+            calls[layer] += 1
+    assert own.sum() == PROMPTS * (LENGTH + TOKENS - 1) * K * LAYERS
+    return own, calls
+
+
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """A server after some requests, and what was recorded of it."""
     if not PYTHON.exists():
         pytest.skip("no vLLM: make vllm-env")
     folder = tmp_path_factory.mktemp("vllm")
-    site, out, rings = folder / "site", folder / "out", folder / "rings"
-    about = site / "counter-1.0.dist-info"
-    about.mkdir(parents=True)
-    out.mkdir()
+    rings, log, port = folder / "rings", folder / "server.log", free_port()
     rings.mkdir(0o700)
-    (site / "counter.py").write_text(COUNTER, "utf-8")
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: counter\nVersion: 1.0\n", "utf-8")
-    (about / "entry_points.txt").write_text("[vllm.general_plugins]\ncounter = counter:register\n", "utf-8")
-    port = free_port()
-    env = {
-        **os.environ, "PYTHONPATH": str(site), "COUNTER_OUT": str(out), "MOEXRAY_RINGS": str(rings), "MOEXRAY_ATTACH": "1",
-        "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-        "VLLM_NO_USAGE_STATS": "1",
-    }  # fmt: skip
-    command = [
-        PYTHON, "-m", "vllm.entrypoints.openai.api_server", "--model", MODEL, "--served-model-name", "lab", "--host",
-        "127.0.0.1", "--port", port, "--max-model-len", 1024, "--max-num-seqs", 16, "--enforce-eager", "--dtype", "bfloat16",
-    ]  # fmt: skip
-    url, log = f"http://127.0.0.1:{port}", folder / "server.log"
+    env, out = counter(folder)
+    url = f"http://127.0.0.1:{port}"
     with log.open("wb") as file:
-        server = subprocess.Popen(list(map(str, command)), env=env, stdout=file, stderr=subprocess.STDOUT, cwd=folder)
+        server = subprocess.Popen(server_command(port), env={**env, "MOEXRAY_RINGS": str(rings), "MOEXRAY_ATTACH": "1"},
+                                  stdout=file, stderr=subprocess.STDOUT, cwd=folder)  # fmt: skip
     try:
-        end = time.monotonic() + 400
-        while not _answers(f"{url}/health"):
-            if server.poll() is not None or time.monotonic() > end:
-                pytest.fail("the server does not come up:\n" + log.read_text("utf-8", "replace")[-4000:])
-            time.sleep(0.5)
-        for number in range(PROMPTS):
-            prompt = [3 + (7 * number + 11 * at) % 1000 for at in range(LENGTH)]
-            body = {"model": "lab", "prompt": prompt, "max_tokens": TOKENS, "ignore_eos": True, "temperature": 0}
-            asked = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(), {"Content-Type": "application/json"})
-            with urllib.request.urlopen(asked, timeout=120) as answer:
-                assert json.load(answer)["usage"]["completion_tokens"] == TOKENS
-        time.sleep(1)  # the last step's statistics reach the front end after the answer
+        serve(url, server, log)
         yield {"drained": Drain(rings).poll(), "out": out, "url": url, "server": server, "log": log, "rings": rings}
     finally:
         server.terminate()
@@ -132,15 +158,8 @@ def test_counts_are_those_of_an_independent_count(served):
     [(ring, batch)] = of_role(served, "model")
     assert (ring.meta.engine, ring.meta.version) == ("vllm", "0.32.0")
     assert [(s.layer, s.experts, s.k) for s in ring.meta.sites] == [(layer, 16, K) for layer in range(LAYERS)]
-    own = np.zeros((LAYERS, 16), np.int64)
-    calls = Counter()
-    for path in served["out"].glob("ids-*.jsonl"):
-        for line in path.read_text("utf-8").splitlines():
-            layer, ids = json.loads(line)
-            np.add.at(own[layer], np.array(ids).flatten(), 1)
-            calls[layer] += 1
+    own, calls = independent(served["out"])
     assert (ring.totals() == own).all()
-    assert own.sum() == PROMPTS * (LENGTH + TOKENS - 1) * K * LAYERS
     live = ring.live()
     assert (live["failures"], batch.dropped, live["steps"]) == (0, 0, calls[0])
     router = batch.records[batch.records["kind"] == ROUTER]
@@ -199,3 +218,36 @@ def test_record_from_outside_takes_the_rings_and_the_page(served, tmp_path):
     run = read_any([str(tmp_path / "b")])
     assert run.problems == ()
     assert {"counts", "latency", "metrics"} <= run.present
+
+
+def test_record_runs_a_server_and_its_bundle_counts_as_an_independent_count_does(tmp_path):
+    if not PYTHON.exists():
+        pytest.skip("no vLLM: make vllm-env")
+    env, out = counter(tmp_path)
+    bundle, log, port = tmp_path / "b", tmp_path / "server.log", free_port()
+    url = f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "moexray", "record", "-o", str(bundle), "--url", url, "--", *server_command(port)]
+    with log.open("wb") as file:
+        recorder = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=tmp_path)
+    try:
+        serve(url, recorder, log)
+    finally:
+        recorder.terminate()  # it hands the signal on, and writes the rest
+        recorder.wait(120)
+    from moexray.readers.read_any import read_any
+
+    own, calls = independent(out)
+    found = np.zeros_like(own)
+    for path in (bundle / "routing").glob("*.jsonl"):
+        for line in path.read_text("utf-8").splitlines():
+            row = json.loads(line)
+            found[row["layer"]] += row["expert_counts"]
+    assert (found == own).all()
+    manifest = json.loads((bundle / "manifest.json").read_text("utf-8"))
+    assert manifest["missed"]["records"] == manifest["missed"]["failures"] == 0
+    assert sum(e["steps"] for e in manifest["engines"] if e["role"] == "model") == calls[0]
+    run = read_any([str(bundle)])
+    assert run.problems == ()
+    assert {"counts", "latency", "metrics"} <= run.present
+    done = subprocess.run([sys.executable, "-m", "moexray", "diagnose", str(bundle)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode in (0, 1), done.stderr
