@@ -1,11 +1,13 @@
-"""The writer in forked children: the parent's ring stays the parent's."""
+"""The writer in forked children, whose parent's ring stays the parent's; rings that nobody needs any more go."""
 
+import errno
 import os
 
 import numpy as np
 import pytest
 
 from moexray.live.drain import RingReader, rings
+from moexray.runtime import recorder
 from moexray.runtime.recorder import Ring, Site
 
 
@@ -37,6 +39,47 @@ def made(folder):
 def state(ring):
     reader = RingReader(ring.path)
     return reader.written, reader.live(), reader.totals().tolist(), bytes(ring._memory[256:512])
+
+
+def test_closed_rings_go_after_a_while_and_who_reads_one_goes_on(folder, monkeypatch):
+    ring = made(folder)
+    reader = RingReader(ring.path)
+    ring.close()
+    after = made(folder)
+    assert len(rings(folder)) == 2  # its readers have a minute
+    monkeypatch.setattr(recorder, "CLOSED_S", -1)
+    last = made(folder)
+    assert rings(folder) == [after.path, last.path]
+    assert reader.read().records["step"].tolist() == [0]
+    assert reader.totals().tolist() == [[0, 0, 0, 1]]
+
+
+def test_where_there_is_no_space_closed_rings_go_at_once(folder, monkeypatch):
+    ring = made(folder)
+    plain = os.posix_fallocate
+
+    def full(fd, start, size):
+        if rings(folder):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        plain(fd, start, size)
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(OSError, match="No space"):
+        made(folder)
+    assert rings(folder) == [ring.path]
+    ring.close()
+    last = made(folder)
+    assert rings(folder) == [last.path]
+
+
+def test_a_process_that_got_the_number_of_a_dead_writer_does_not_keep_its_ring(folder, monkeypatch):
+    ring = made(folder)
+    other = os.getppid()
+    taken = ring.path.with_name(f"{ring.path.name.split('-')[0]}-{other}-0.ring")
+    ring.path.rename(taken)  # the number is that of a process that started at another time
+    monkeypatch.setattr(recorder, "STALE_S", -1)
+    last = made(folder)
+    assert rings(folder) == [last.path]
 
 
 def test_a_child_that_writes_nothing_makes_no_file(folder):

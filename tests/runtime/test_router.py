@@ -3,6 +3,7 @@
 import copy
 import io
 import threading
+from contextlib import nullcontext
 from typing import NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 
+import moexray  # noqa: E402
 from moexray.algorithms import routers  # noqa: E402
 from moexray.core.errors import UsageError  # noqa: E402
 from moexray.runtime import guard as guards  # noqa: E402
@@ -289,10 +291,12 @@ def test_the_rule_is_the_models_under_autocast_too(name):
 
 
 @pytest.mark.parametrize("copied", ["deepcopy", "pickle"])
-def test_a_copy_of_the_model_is_without_the_policy(copied):
+@pytest.mark.parametrize("is_recorded", [False, True])
+def test_a_copy_of_the_model_is_without_the_policy_and_the_recording(copied, is_recorded, tmp_path):
     model = tiny("qwen3_moe")
     before = run(model)
-    with attach(model, STRONG) as handle:
+    recording = moexray.attach(model, folder=tmp_path / "rings") if is_recorded else nullcontext()
+    with recording, attach(model, STRONG) as handle:
         if copied == "deepcopy":
             other = copy.deepcopy(model)
         else:
@@ -302,5 +306,8 @@ def test_a_copy_of_the_model_is_without_the_policy(copied):
             other = torch.load(file, weights_only=False)
         assert torch.equal(run(other), before)
         assert handle.guard.figures().calls == 0
+        if is_recorded:
+            assert recording.reason == ""
+            assert recording.ring._n == 0
         assert not torch.equal(run(model), before)
     assert torch.equal(run(model), before)

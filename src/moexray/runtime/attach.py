@@ -29,7 +29,7 @@ from moexray.core.errors import UsageError
 from moexray.runtime.allocations import Allocations
 from moexray.runtime.engines import engine_of, routers
 from moexray.runtime.guard import Guard, say_once
-from moexray.runtime.handle import Handle
+from moexray.runtime.handle import Handle, Hook
 from moexray.runtime.on_device import GAUGES, OnDevice
 from moexray.runtime.recorder import Ring, Site, ring_folder
 
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording", "attach"]
 
-FEW = 64  # pairs of a call that are counted one by one: in a running model half the cost of numpy
+FEW = 1024  # pairs of a step that are counted one by one: in a running model numpy costs as much as so many
 HELD = 4096  # pairs of a call that is recorded at the end of its step; larger ones at once
 
 _log = logging.getLogger(__name__)
@@ -132,10 +132,10 @@ class Recording(Handle):
         for owner in {block if "forward" in vars(block) else type(block): None for block in blocks}:
             self.replace(owner, "forward", clock.around(blocks, owner))
         self.on_detach(blocks.clear)  # where somebody else's lies over ours, ours only passes on
-        self.on_detach(self._model.register_forward_pre_hook(clock.begin).remove)
-        self.on_detach(self._model.register_forward_hook(clock.end).remove)
+        self.on_detach(self._model.register_forward_pre_hook(Hook(clock.begin)).remove)
+        self.on_detach(self._model.register_forward_hook(Hook(clock.end)).remove)
         if self._device is not None:
-            self.on_detach(self._model.register_forward_hook(clock.left, always_call=True).remove)
+            self.on_detach(self._model.register_forward_hook(Hook(clock.left), always_call=True).remove)
         self.on_detach(self.flush)
 
     def _refuse_twice(self, modules: set[int]) -> None:
@@ -167,7 +167,7 @@ class _Forward:
     """
 
     __slots__ = (
-        "calls", "carry_ns", "entered", "ids", "inside", "mine", "most", "own_ns", "rows", "seen", "step",
+        "calls", "carry_ns", "entered", "ids", "inside", "mine", "own_ns", "pairs", "rows", "seen", "step",
         "t0",
     )  # fmt: skip
 
@@ -180,7 +180,7 @@ class _Forward:
         self.entered: dict[int, int] = {}  # site -> when its block began
         self.ids: dict[int, Any] = {}  # site -> chosen ids, until its block ends
         self.calls: list[tuple[int, int, int, Any]] = []  # of this step, held back: site, start, end, ids
-        self.most = 0  # pairs of the largest of them
+        self.pairs = 0  # of all of them
         self.seen: set[int] = set()  # sites of this step, where an inner module was called
 
 
@@ -246,12 +246,12 @@ class _Clock:
             if here.mine:
                 self.device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
             return
-        if here.most <= FEW:
+        if here.pairs <= FEW:
             calls: Any = [(site, t0, t1, ids.tolist()) for site, t0, t1, ids in here.calls]
         else:
             calls = [(site, t0, t1, ids.numpy()) for site, t0, t1, ids in here.calls]
         here.calls = []
-        here.most = 0
+        here.pairs = 0
         self.ring.step(here.step, here.t0, now, here.rows, here.own_ns, calls)
         here.carry_ns = _now() - now
 
@@ -311,7 +311,7 @@ class _Clock:
         if here.inside and self.device is None and (pairs := ids.numel()) <= HELD:
             here.calls.append((site, t0, now, ids))
             here.rows = ids.shape[0]
-            here.most = max(here.most, pairs)
+            here.pairs += pairs
             return
         if not here.inside:  # an inner module was called
             if site in here.seen or here.step < 0:
@@ -329,7 +329,7 @@ class _Clock:
         here.seen.clear()
         here.ids.clear()
         if here.calls:  # of a forward that raised
-            calls, here.calls, here.most = here.calls, [], 0
+            calls, here.calls, here.pairs = here.calls, [], 0
             for site, t0, t1, ids in calls:
                 self.ring.write(site, before, t0, t1, len(ids), ids.numpy())
         if self.on and self.device is not None:

@@ -13,7 +13,7 @@ torn in theory, which its own number shows.
 
 from __future__ import annotations
 
-import contextlib
+import errno
 import json
 import mmap
 import os
@@ -22,8 +22,9 @@ import struct
 import threading
 import time
 import weakref
+from collections import Counter
 from dataclasses import asdict
-from itertools import count
+from itertools import chain, count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -67,13 +68,15 @@ __all__ = [
 
 RECORD_BYTES = RECORD.itemsize
 MAX_BYTES = 16 << 20  # of a ring: 5 s of 58 layers x 256 experts at 50 steps a second
+MANY = 8  # rows of a call from which on experts come again
 STALE_S = 600  # rings of dead writers that nobody drained are removed after so long (our choice)
+CLOSED_S = 60  # and closed ones after so long; who reads one goes on reading it (our choice)
 Call = tuple[int, int, int, "np.ndarray[Any, Any] | list[list[int]]"]  # site, t0_ns, t1_ns, ids [rows, k]
 
 _PACK = struct.Struct("@QqqqqQihHII")  # RECORD; native: whole words, on machines that are little endian
 _DONE = struct.Struct("@QQQ")  # steps, own_ns, step_ns of LIVE
 _HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
-_LIVE_AT = 64  # offset of LIVE
+_LIVE_AT = ring_file.LIVE_AT
 _DONE_AT = _LIVE_AT + 8 * _STEPS
 _numbers = count()
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
@@ -229,11 +232,17 @@ class Ring:
             memory[at : at + len(blank)] = blank
             at //= 4
             total = totals_at + site * experts
-            for row in ids:
-                for expert in row:
+            if rows < MANY:  # mostly other experts
+                for row in ids:
+                    for expert in row:
+                        if 0 <= expert < experts:
+                            cells[at + expert] += 1
+                            words[total + expert] += 1
+            else:
+                for expert, many in Counter(chain.from_iterable(ids)).items():
                     if 0 <= expert < experts:
-                        cells[at + expert] += 1
-                        words[total + expert] += 1
+                        cells[at + expert] = many
+                        words[total + expert] += many
             words[tokens_at + site] += rows
             if self._keep:
                 flat = [expert for row in ids for expert in row][: self._keep]
@@ -293,7 +302,7 @@ class Ring:
     def close(self) -> None:
         """Says that no more will come; the file stays for its readers. Safe twice."""
         if not self._forked:  # else it is still the parent's
-            self._live[_CLOSED] = 1
+            self._live[_BEAT], self._live[_CLOSED] = time.monotonic_ns(), 1
         _open.discard(self)
 
     def _open_own(self) -> None:
@@ -309,7 +318,7 @@ class Ring:
 
     def _open_file(self) -> None:
         folder, layout = ring_folder(self._folder, make=True), self.layout
-        _sweep(folder)
+        ring_file.sweep(folder, STALE_S, CLOSED_S)
         self.path = folder / f"{ring_file.namespace()}-{os.getpid()}-{next(_numbers)}.ring"
         about = {
             "schema": SCHEMA, "pid": os.getpid(), "started": ring_file.started(os.getpid()),
@@ -323,7 +332,7 @@ class Ring:
         hidden = self.path.with_suffix(".new")
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            os.posix_fallocate(fd, 0, layout.size)
+            _take(fd, layout.size, folder)
             self._memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
             for page in range(0, layout.size, mmap.PAGESIZE):  # else the first write to each is a page fault
                 self._memory[page] = 0
@@ -372,17 +381,14 @@ def _counts(ids: np.ndarray[Any, Any], experts: int) -> np.ndarray[Any, Any]:
     return found if len(found) == experts else found[:experts]
 
 
-def _sweep(folder: Path) -> None:
-    """Removes rings whose writer died long ago and that nobody drained."""
-    limit = time.monotonic_ns() - STALE_S * 1_000_000_000
-    for path in folder.glob("*-*-*.*"):
-        with contextlib.suppress(OSError, ValueError, struct.error):
-            namespace, pid, _ = path.stem.split("-")
-            if int(namespace) == ring_file.namespace() and ring_file.started(int(pid)) is None:
-                with path.open("rb") as file:
-                    beat = struct.unpack_from("<Q", file.read(256), _LIVE_AT + 8 * _BEAT)[0]
-                if beat < limit:
-                    path.unlink()
+def _take(fd: int, size: int, folder: Path) -> None:
+    """Takes the space; where there is none, closed rings go first."""
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as why:
+        if why.errno != errno.ENOSPC or not ring_file.sweep(folder, STALE_S, closed_s=0):
+            raise
+        os.posix_fallocate(fd, 0, size)
 
 
 def _after_fork() -> None:

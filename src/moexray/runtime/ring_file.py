@@ -8,9 +8,12 @@ int16 [ids].
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import stat
+import struct
 import tempfile
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ __all__ = [
     "FOLDER_VARIABLE",
     "GAUGES",
     "LIVE",
+    "LIVE_AT",
     "MAGIC",
     "RECORD",
     "ROUTER",
@@ -35,6 +39,7 @@ __all__ = [
     "namespace",
     "ring_folder",
     "started",
+    "sweep",
 ]
 
 FOLDER_VARIABLE = "MOEXRAY_RINGS"
@@ -43,6 +48,7 @@ MAGIC = b"moexring"
 ROUTER, STEP = 1, 2  # kinds of records
 GAUGES = 32  # at most
 DESCRIPTION = 512, (64 << 10)  # offset and end of the JSON text: 58 sites take 4 KiB
+LIVE_AT = 64  # offset of LIVE
 LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns")  # uint64 each, from offset 64
 RECORD = np.dtype(
     {
@@ -180,3 +186,30 @@ def namespace() -> int:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0
+
+
+def sweep(folder: Path, stale_s: float, closed_s: float) -> int:
+    """Removes rings that nobody drained; who has one mapped goes on reading it. How many.
+
+    Args:
+        folder: Where they lie.
+        stale_s: Age of the last step of a ring whose writer died.
+        closed_s: Time since a ring was closed.
+    """
+    removed, now, live = 0, time.monotonic_ns(), struct.Struct(f"<{len(LIVE)}Q")
+    for path in folder.glob("*-*-*.*"):
+        with contextlib.suppress(OSError, ValueError, struct.error, AttributeError):
+            space, pid, _ = (int(word) for word in path.stem.split("-"))
+            if space != namespace():
+                continue
+            with path.open("rb") as file:
+                head = file.read(DESCRIPTION[1])
+            words = dict(zip(LIVE, live.unpack_from(head, LIVE_AT), strict=True))
+            about = json.loads(head[DESCRIPTION[0] :].rstrip(b"\0") or b"{}")  # empty: it is being made
+            age_s = (now - words["beat_ns"]) / 1e9
+            start = about.get("started") or started(pid)  # another process may have the number by now
+            is_stale = age_s > stale_s and not is_running(pid, start or 0, space)
+            if is_stale or (words["closed"] and age_s > closed_s):
+                path.unlink()
+                removed += 1
+    return removed

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from moexray.core.errors import UsageError
+from moexray.runtime.handle import Handle, Hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +134,8 @@ class Routing:
 
     def watch(self, told: Callable[[Any], None]) -> Callable[[], object]:
         """See engines.Router."""
-        hooked: Callable[[], object] = self.module.register_forward_hook(lambda _m, _a, out: told(out)).remove
+        hook = Hook(lambda _m, _a, out: told(out))
+        hooked: Callable[[], object] = self.module.register_forward_hook(hook).remove
         return hooked
 
     def ids(self, seen: Any) -> Tensor:
@@ -303,8 +305,6 @@ def routers(model: Any, *, to_write: bool = True) -> list[Routing]:
 
 def register() -> None:
     """Has each model of this process with routers recorded from its first forward on; safe twice."""
-    from moexray.runtime.handle import Handle
-
     if not _waiting:
         _waiting.append(Handle("attach", _wrap_models).attach())
 
@@ -317,7 +317,7 @@ def _wrap_models(handle: Any) -> None:
     def post_init(self: Any) -> None:
         original(self)
         if handle.attached and any(ROUTER.search(type(m).__name__) for m in self.modules()):
-            hooks.append((self, self.register_forward_pre_hook(first)))
+            hooks.append((self, self.register_forward_pre_hook(Hook(first))))
 
     def first(model: Any, _args: Any) -> None:
         """Of a model and the models inside it the outermost is called first: that one is recorded."""
