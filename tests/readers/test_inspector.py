@@ -84,6 +84,23 @@ def test_a_late_rank_is_named(verbose):
     assert "rank 2 arrives last in 40 of 40 collectives" in finding.claim
 
 
+@pytest.mark.parametrize("late", [0, 3])
+@pytest.mark.parametrize("verbose", [True, False])
+def test_a_peer_that_waited_in_its_own_communicator_is_a_victim(late, verbose):
+    rows = {r: [] for r in range(4)}
+    for seq in range(30):
+        at = [T0_US + 40_000 * seq + (4_000 if r == late else 0) for r in range(4)]
+        for comm, members in (("0xaa", (0, 1)), ("0xbb", (2, 3)), (WORLD, (3, 2, 1, 0))):
+            end = max(at[r] for r in members) + 60
+            for r in members:
+                own, ranks = (r, 4) if comm == WORLD else (members.index(r), 2)
+                rows[r].append(record(own, seq, end - at[r], ranks=ranks, comm=comm, start=at[r] if verbose else None))
+                at[r] = end + (2_000 if comm != WORLD else 0)
+    said = diagnose(read({f"node-0-pid{100 + r}.log": lines(x) for r, x in rows.items()}))
+    named = [f.subject.rank for f in said.findings if f.id == "comm.straggler_wait" and not f.cannot_tell]
+    assert named == [late]
+
+
 def test_near_misses_are_silent():
     assert not diagnose(read(job())).findings  # nobody is late
     assert not diagnose(read(job(late=2, wait=600))).findings  # 3 % of the distance

@@ -8,7 +8,7 @@ communicator to its next.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -22,6 +22,7 @@ __all__ = ["Timed", "timed"]
 
 ON_DEVICE = ("kernel_gpu", "kernel_cpu", "gpu_globaltimer")  # clocks of the kernels, not of the call
 CALLS = ("Send", "Recv")
+MOSTLY = 0.5  # share of its lateness that a rank must have waited itself to be a victim
 LEAST_DUMPS = 8  # records from which the times of writing tell the pace
 
 
@@ -40,6 +41,8 @@ class Timed:
         lateness, transfer: Seconds.
         last: Rank that came last.
         distance_s: Median distance of its collectives; NaN unknown.
+        files: Rank -> the file of its process, which tells it again in other communicators.
+        waited: Rank -> seconds it waited for others.
     """
 
     comm: str
@@ -53,6 +56,8 @@ class Timed:
     transfer: NDArray[np.float64]
     last: NDArray[np.int64]
     distance_s: float
+    files: dict[int, str]
+    waited: dict[int, float]
 
     def __len__(self) -> int:
         return len(self.op)
@@ -77,7 +82,23 @@ def timed(run: Run) -> list[Timed]:
                 part |= {"source": batch.source, "name": batch.attrs["names"][code]}
                 rows.setdefault(comm, []).append(part)
     found = [t for comm, parts in rows.items() if (t := _of_comm(comm, parts)) is not None]
-    return sorted(found, key=lambda t: (-t.ranks, -len(t)))
+    return sorted((_blamed(t, found) for t in found), key=lambda t: (-t.ranks, -len(t)))
+
+
+def _blamed(t: Timed, found: list[Timed]) -> Timed:
+    """The same with the blame passed on from ranks that came last as they waited in another communicator."""
+    last = t.last.copy()
+    ranks = {file: rank for rank, file in t.files.items()}
+    for rank, file in t.files.items():
+        late_s = float(t.lateness[t.last == rank].sum())
+        for other in found:
+            own = next((r for r, f in other.files.items() if f == file), None)
+            if other is t or own is None or not 0 < MOSTLY * late_s <= other.waited.get(own, 0.0):
+                continue
+            lasts, at = np.unique(other.last, return_inverse=True)
+            late = int(lasts[np.bincount(at, other.lateness).argmax()])
+            last[t.last == rank] = ranks.get(other.files.get(late, file), rank)
+    return replace(t, last=last)
 
 
 def _of_comm(comm: str, parts: list[dict[str, Any]]) -> Timed | None:
@@ -100,6 +121,8 @@ def _of_comm(comm: str, parts: list[dict[str, Any]]) -> Timed | None:
     quick = np.flatnonzero(took == shortest[column])
     at = quick[np.unique(column[quick], return_index=True)[1]]
     many = count >= 2
+    waited = np.where(many[column], took - shortest[column], 0.0)
+    members = np.unique(table["rank"]).tolist()
     if not many.any():
         return None
     return Timed(
@@ -114,6 +137,8 @@ def _of_comm(comm: str, parts: list[dict[str, Any]]) -> Timed | None:
         transfer=shortest[many],
         last=table["rank"][at][many],
         distance_s=_distance(table),
+        files={int(p["rank"][0]): p["source"] for p in parts if len(np.unique(p["rank"])) == 1},
+        waited={r: float(waited[table["rank"] == r].sum()) for r in members},
     )
 
 
