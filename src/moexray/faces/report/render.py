@@ -37,8 +37,8 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
 
     Args:
         document: what `moexray diagnose --format json` prints, with the optional extra keys
-            ledger, waits, balance, series, spans, memory_map, chain, ruled_out, seen, gaps and whatif. Sizes in
-            bytes, times in seconds. Missing, null or odd values leave their place empty, they never fail.
+            ledger, waits, balance, series, spans, memory_map, chain, ruled_out, seen, gaps and whatif. Sizes
+            in bytes, times in seconds. Missing, null or odd values leave their place empty, they never fail.
         link_base: the folder that relative evidence paths start from, as seen from the place
             where the page will lie; "" when they start from there.
 
