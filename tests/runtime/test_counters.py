@@ -126,3 +126,17 @@ def test_what_does_not_fit_is_refused_and_nothing_is_counted():
         ExpertCounter(0, 4, pairs=4)
     with pytest.raises(UsageError, match=f"at most {MAX_BYTES >> 20} MiB"):
         ExpertCounter(58, 256, pairs=4, steps=10_000)
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_is_added_before_the_first_step_harms_nothing_and_counts_nowhere(device):
+    """On a GPU an index beside the ring would end the context of the host's process."""
+    counter = ExpertCounter(1, 4, pairs=8, steps=2, device=device)
+    counter.add(0, torch.tensor([-1, 3, 9], device=device))
+    assert counter.read().tokens.shape == (0, 1, 4)
+    for _ in range(2):
+        counter.begin()
+        counter.add(0, torch.tensor([1], device=device))
+    counts = counter.read()
+    assert counts.tokens.tolist() == [[[0, 1, 0, 0]]] * 2
+    assert counts.others.tolist() == [[0]] * 2

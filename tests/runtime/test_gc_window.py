@@ -142,7 +142,7 @@ def test_safe_twice_and_switched_off(monkeypatch):
         assert window.between() == 0
 
 
-@pytest.mark.parametrize("valve", [float("nan"), -1, "x", None, 1.5])
+@pytest.mark.parametrize("valve", [float("nan"), -1, "x", None, 1.5, 1 << 31])
 def test_a_valve_that_cannot_be(valve):
     with pytest.raises(UsageError, match="valve"):
         GcWindow(valve=valve)

@@ -71,9 +71,9 @@ class ExpertCounter:
             self._flat = self._ring.view(-1)
             self._ones = torch.ones(pairs, dtype=torch.int32, device=device)
             self._cells = torch.zeros(pairs, dtype=torch.int64, device=device)
-            self._step, self._row, self._base = (
-                torch.full((1,), -1, dtype=torch.int64, device=device) for _ in range(3)
-            )
+            self._step = torch.full((1,), -1, dtype=torch.int64, device=device)
+            # at the first row: an `add` before the first `begin` stays inside, and is cleared by it
+            self._row, self._base = (torch.zeros(1, dtype=torch.int64, device=device) for _ in range(2))
             self._host = torch.zeros(shape, dtype=torch.int32, pin_memory=self._ring.is_cuda)
             self._host_step = torch.zeros(1, dtype=torch.int64, pin_memory=self._ring.is_cuda)
         self._event = torch.cuda.Event() if self._ring.is_cuda else None

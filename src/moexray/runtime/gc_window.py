@@ -37,6 +37,7 @@ __all__ = ["GcFigures", "GcWindow"]
 
 FULL_EVERY = 64  # collections (our choice)
 VALVE = 1_000_000  # new objects, some 100 MB of small ones (our choice)
+MOST = 2**31 - 1  # that the collector takes: an int of C
 
 _log = logging.getLogger(__name__)
 _windows: list[GcWindow] = []  # the one in force
@@ -76,7 +77,7 @@ class GcWindow:
     """
 
     def __init__(self, *, valve: int = VALVE, least: int = 700, name: str = "gc-window") -> None:
-        if not is_whole(valve, least, least=0):
+        if not is_whole(valve, least, least=0) or valve > MOST:
             raise UsageError(f"valve {valve}, least {least}", hint="counts of objects, whole numbers")
         self.valve, self.least = valve, least
         self.guard = Guard(name)
