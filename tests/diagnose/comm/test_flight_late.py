@@ -75,3 +75,22 @@ def test_ranks_whose_numbers_do_not_match_are_not_compared():
         stuck[f"trace_rank_{rank}"]["pg_status"]["0"]["last_completed_collective"] = 58
     stuck["trace_rank_2"] = dump(stuck["trace_rank_2"]["entries"][:-1], {"0": ("default_pg", [0, 1, 2])})
     assert ids(said(stuck), strong=True) == ["comm.missing_rank"]
+
+
+def test_a_peer_that_waited_in_its_own_group_is_a_victim():
+    groups = {"0": ("world", [0, 1, 2, 3]), "1": ("tp", [0, 1]), "2": ("tp", [2, 3])}
+    out, now = {r: [] for r in range(4)}, T0
+    for seq in range(1, 60):
+        now += PACE
+        pause = LATE if seq in (20, 33, 47) else 0
+        for name, members in (("1", (0, 1)), ("2", (2, 3))):
+            for r in members:
+                at = now + (pause if r == 3 else 0)
+                out[r].append(entry(seq, op="all_reduce", at=at, group=(name, "tp")))
+        for r in range(4):  # hosts wait for the end of their own group; rank 2 launches a little after rank 3
+            at = now + 400_000 + (pause if r in (2, 3) else 0) + (9_000 if r == 2 else 0)
+            out[r].append(entry(seq, op="all_to_all", at=at, group=("0", "world")))
+        now += pause
+    d = said({f"trace_rank_{r}": dump(e, groups) for r, e in out.items()})
+    waits = [f.subject.rank for f in d.findings if f.id == "comm.straggler_wait"]
+    assert waits == [3]

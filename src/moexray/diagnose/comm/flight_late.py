@@ -28,6 +28,7 @@ __all__ = ["late_launches"]
 LEAST = 8  # collectives that all dumps of a group share, from which a median is trusted
 SURE = 3  # bursts from which it is a pattern
 SHOWN = 8
+VICTIM = 0.5  # share of a lateness that the wait for another rank must make up
 CAUSES = ("host.gc_pause", "jit.compile_in_hot_path")
 
 
@@ -50,13 +51,30 @@ def late_launches(dumps: Recorders, run: Run, limits: Limits) -> list[Finding]:
     """Ranks that launched single collectives late, and what their logs say of these moments."""
     if len(list(run.batches("trace"))) > 1:
         return []  # traces of several ranks tell it better
-    found: list[Finding] = []
+    late: list[tuple[GroupView, float, dict[int, list[Burst]]]] = []
     for group in dumps.groups.values():
         pace = _pace(group)
-        for rank, bursts in _bursts(group, limits.timeline.burst_steps * pace).items():
-            found.append(_straggler(group, rank, bursts, pace, limits))
-            found += _why(run, group, rank, bursts, limits)
+        late.append((group, pace, _bursts(group, limits.timeline.burst_steps * pace)))
+    found: list[Finding] = []
+    for group, pace, by_rank in late:
+        others = [(g, ranks) for g, _, ranks in late if g is not group]
+        for rank, every in by_rank.items():
+            if bursts := [b for b in every if not _waited(rank, b, others)]:
+                found.append(_straggler(group, rank, bursts, pace, limits))
+                found += _why(run, group, rank, bursts, limits)
     return found
+
+
+def _waited(rank: int, late: Burst, others: list[tuple[GroupView, dict[int, list[Burst]]]]) -> bool:
+    """Whether a rank was late because it waited in another group for one that was late there."""
+    for group, by_rank in others:
+        own = group.positions[rank].entries if rank in group.positions else {}
+        for culprit, bursts in by_rank.items():
+            for b in bursts if culprit != rank else ():
+                since = late.launched_ns - own[b.seq].created_ns if b.seq in own else -1.0
+                if VICTIM * late.late_ns <= b.late_ns and 0 <= since <= late.late_ns / VICTIM:
+                    return True
+    return False
 
 
 def _shared(group: GroupView) -> list[int]:
