@@ -90,7 +90,8 @@ def _memory_errors(run: Run) -> list[dict[str, Any]]:
     kernels = list(dict.fromkeys(str(r["kernel"]) for r in rows if r["kernel"]))
     among = f", in {', '.join(kernels[:SHOWN])}" if kernels else ""
     many = f"{len(rows)} wrong accesses" if len(rows) > 1 else "a wrong access"
-    text = f"compute-sanitizer reports {many} to GPU memory{among}: results may be wrong"
+    tool = next((f" ({r['tool']})" for r in rows if r["tool"]), "")
+    text = f"compute-sanitizer{tool} reports {many} to GPU memory{among}: results may be wrong"
     words = [" ".join(filter(None, (r["what"], r["detail"]))) for r in rows[:SHOWN]]
     shown = [(r["source"], r["where"], said) for r, said in zip(rows, words, strict=False)]
     return [_entry("memory errors", text, shown)]
