@@ -135,11 +135,10 @@ def test_empty_documents_say_what_is_known():
 
 def test_what_was_seen_and_not_judged_stands_with_its_evidence():
     evidence = [{"source": "a.log", "where": "line 7", "text": "kv_connector=NixlConnector"}]
-    seen = [{"what": "deployment " + EVIL, "text": "this server is its kv_consumer", "evidence": evidence}, "x", None]
+    seen = [{"what": EVIL, "text": "this server is its kv_consumer", "evidence": evidence}, "x", None]
     page = Page(render({"seen": seen}))
     assert "this server is its kv_consumer a.log:7 # kv_connector=NixlConnector" in page.words
     assert page.all("href").count("#s1-e1") == page.all("id").count("s1-e1") == 1
-    assert "alert" not in [tag for tag, _ in page.tags]
 
 
 def test_every_chart_has_a_table(sample):

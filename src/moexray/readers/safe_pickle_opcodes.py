@@ -36,10 +36,7 @@ def interpret(m: Machine) -> Any:
 
 
 def _frequent(m: Machine) -> None:  # one branch an opcode
-    """Obeys opcodes as long as they are of the frequent ones and well before the end of the data.
-
-    The same as the steps of the table, without a call for each: recorder dumps are nine tenths of these.
-    """
+    """The table's steps for frequent opcodes, well before the end of the data, without a call for each."""
     data, memo, marks, at, stack = m.data, m.memo, m.marks, m.at, m.stack
     last = len(data) - _LONGEST
     try:
