@@ -65,6 +65,17 @@ def test_clocks_that_differ_and_drift_change_nothing():
     assert strong(traces) == [("comm.straggler_wait", 3)]
 
 
+def test_a_clock_that_is_set_meanwhile_hides_no_late_rank():
+    m = Machine(2)
+    for i in range(24):
+        m.step(i)
+        m.shift = [0.0, 50_000.0 if i >= 12 else 0.0]
+        m.work(2_000, late=1, by=700)
+        m.meet((0, 1), 300)
+    m.step(24)
+    assert strong(m.traces) == [("comm.straggler_wait", 1)]
+
+
 def test_groups_that_no_trace_notes_are_told_by_their_ends():
     # The collectives of both pairs look alike: by order they are one of four ranks, which it cannot have been.
     traces = two_by_two(by=700, noted=False)

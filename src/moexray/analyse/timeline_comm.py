@@ -86,6 +86,7 @@ class Collectives:
         self.op = np.array([facts[k][0] for k in keys], dtype=object)
         self.size = np.array([facts[k][1] for k in keys], np.int64)
         self.group_size = np.array([facts[k][2] for k in keys], np.int64)
+        self.by_order = np.array([isinstance(k[0], str) for k in keys], np.bool_)  # no group and number noted
 
     def __len__(self) -> int:
         return self.row.shape[1]
@@ -148,8 +149,8 @@ class Collectives:
 
     @cached_property
     def doubtful(self) -> NDArray[np.bool_]:
-        """Columns whose ends do not agree: their slices may be of several collectives at the same time."""
-        return self.apart > np.maximum(MIN_TOLERANCE_NS, DOUBT * self.lateness)
+        """Columns matched by order whose ends do not agree: they may be several collectives at one time."""
+        return self.by_order & (self.apart > np.maximum(MIN_TOLERANCE_NS, DOUBT * self.lateness))
 
     @cached_property
     def complete(self) -> NDArray[np.bool_]:
