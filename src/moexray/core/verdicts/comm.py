@@ -78,7 +78,8 @@ VERDICTS: tuple[Verdict, ...] = (
         "both directions, is >= 2 times the median of all pairs. A transport line (sockets where peers use "
         "InfiniBand, a lost NIC) raises the confidence; alone it cannot tell.",
         "One rank only; arrival skew explains the wait (comm.straggler_wait); bytes grew in proportion "
-        "(ep.skew).",
+        "(ep.skew); the times scatter widely instead of forming a slow and a usual heap. A question only: "
+        "the host carries the bytes (gloo), whose load looks the same.",
         (
             "check that link: transport lines, NIC state, NCCL_IB_* settings, topology",
             "run again with the pair or the node left out",

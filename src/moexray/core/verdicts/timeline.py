@@ -46,8 +46,12 @@ VERDICTS: tuple[Verdict, ...] = (
         "the median lateness at one place of the step is at least 5 % of the step, or a single step is "
         "late by more "
         "than 5 median steps. Durations need no common clock. Equal step times of all ranks are no contrary "
-        "evidence: the collective makes them equal.",
-        "One rank only (it cannot tell waiting from transfer); every rank equally long.",
+        "evidence: the collective makes them equal. A rank that came last because it waited in a collective "
+        "of another group passes the blame on to the one that it waited for, and overlapping waits for one "
+        "rank count once.",
+        "One rank only (it cannot tell waiting from transfer); every rank equally long; the others compute "
+        "while they wait. A question only: the wait lies before the trace of the late rank begins, or the "
+        "ends of collectives without noted groups disagree.",
         ("Find what the late rank does before: compute, tokens, allocator, host.", "Not the network."),
         (TRACES,),
     ),
