@@ -13,6 +13,7 @@ import moexray  # noqa: E402
 from moexray.live.drain import ROUTER, STEP, RingReader  # noqa: E402
 from moexray.runtime import guard as guards  # noqa: E402
 from moexray.runtime.attach import attach  # noqa: E402
+from moexray.runtime.engines.transformers import routers  # noqa: E402
 from moexray.runtime.guard import switch  # noqa: E402
 from recorded import counted, folder, hooks, run  # noqa: E402, F401
 from tiny_models import MODELS, tiny, tokens  # noqa: E402
@@ -323,3 +324,31 @@ def test_compiled_code_runs_as_before_without_records(by_kernels):
             assert torch.equal(compiled(tokens(), use_cache=False).logits, run(model))
         assert recording.guard.figures().fallbacks == 0
     torch.compiler.reset()
+
+
+@pytest.mark.parametrize("wrong", [None, -1, 9])
+def test_many_rows_are_counted_as_few_are_and_ids_that_name_no_expert_are_not(monkeypatch, wrong):
+    from moexray.runtime import attach as module
+
+    model, many = tiny("mixtral"), tokens(2, 12)
+    own = counted(model, many)
+    monkeypatch.setattr(module, "FEW", 0)
+    with attach(model, ids=5) as recording:
+        if wrong is not None:
+            read = type(routers(model, to_write=False)[0]).ids
+
+            def spoilt(self, seen):
+                ids = read(self, seen).clone()
+                ids[0, 0] = wrong
+                return ids
+
+            monkeypatch.setattr(type(routers(model, to_write=False)[0]), "ids", spoilt)
+            recording.detach()
+            recording.attach()
+        run(model, many)
+        reader = RingReader(recording.ring.path)
+        batch = reader.read()
+    rows = batch.records["kind"] == ROUTER
+    assert (batch.records["pairs"][rows] == 48).all()
+    assert (reader.totals() == batch.counts[rows]).all()
+    assert (own - reader.totals()).sum() == (0 if wrong is None else len(own))

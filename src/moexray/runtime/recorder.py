@@ -13,7 +13,6 @@ torn in theory, which its own number shows.
 
 from __future__ import annotations
 
-import errno
 import json
 import mmap
 import os
@@ -188,8 +187,9 @@ class Ring:
             self._live[_HEAD] = self._n = number + 1
 
     def step(
-        self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, own_ns: int = 0, calls: Sequence[Call] = ()
-    ) -> None:
+        self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, own_ns: int = 0, calls: Sequence[Call] = (),
+        counts: np.ndarray[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
         """Records the end of a step, and before it router calls of that step that were held back.
 
         Args:
@@ -201,12 +201,14 @@ class Ring:
             calls: Counted together: in a running model that costs a fraction of one `write` each, whose code
                 the model's own work has driven out of the caches. Their ids are all lists, which are counted
                 without numpy, or all arrays.
+            counts: Of arrays, int64 [calls, experts], where they were counted elsewhere.
         """
         with self._lock:
             if self._forked:
                 self._open_own()
             if calls:
-                (self._put_few if type(calls[0][3]) is list else self._put_calls)(step, calls)
+                few = type(calls[0][3]) is list
+                self._put_few(step, calls) if few else self._put_calls(step, calls, counts)
             number, live, memory, blank = self._n, self._live, self._memory, self._blank
             place = self._first + number % self._slots * self._size
             _PACK.pack_into(memory, place, number, step, t0_ns, t1_ns, 0, 0, -1, -1, STEP, rows, 0)
@@ -245,13 +247,13 @@ class Ring:
                         words[total + expert] += many
             words[tokens_at + site] += rows
             if self._keep:
-                flat = [expert for row in ids for expert in row][: self._keep]
-                self._ids[seq % slots, : len(flat)] = flat
+                self._ids[seq % slots, : min(pairs, self._keep)] = [*chain.from_iterable(ids)][: self._keep]
         self._live[_HEAD] = self._n = number + len(calls)
 
-    def _put_calls(self, step: int, calls: Sequence[Call]) -> None:
-        arrays = [np.asarray(call[3]) for call in calls]
-        counts, number = self._count(arrays), self._n
+    def _put_calls(self, step: int, calls: Sequence[Call], counts: np.ndarray[Any, Any] | None) -> None:
+        arrays, number = [np.asarray(call[3]) for call in calls], self._n
+        if counts is None:
+            counts = np.stack([_counts(ids.reshape(-1), self._experts) for ids in arrays])
         first, slots, size, layers, memory = self._first, self._slots, self._size, self._layers, self._memory
         sites = [call[0] for call in calls]
         for seq, ((site, t0, t1, _), ids) in enumerate(zip(calls, arrays, strict=True), number):
@@ -273,16 +275,6 @@ class Ring:
                 self._totals[site] += row
         self._live[_HEAD] = self._n = number + len(calls)
 
-    def _count(self, arrays: Sequence[np.ndarray[Any, Any]]) -> np.ndarray[Any, Any]:
-        """int64 [calls, experts]."""
-        experts, count = self._experts, len(arrays)
-        sizes = [ids.size for ids in arrays]
-        flat = np.concatenate([ids.reshape(-1) for ids in arrays])
-        cells = flat + np.repeat(np.arange(0, count * experts, experts), sizes)
-        if flat.size and (flat.min() < 0 or flat.max() >= experts):
-            cells = cells[(flat >= 0) & (flat < experts)]
-        return np.bincount(cells, minlength=count * experts).reshape(count, experts)
-
     def gauge(self, **values: float) -> None:
         """Sets gauges by name; others are left out."""
         if self._forked:
@@ -300,9 +292,11 @@ class Ring:
         self._live[_FAILURES] += 1
 
     def close(self) -> None:
-        """Says that no more will come; the file stays for its readers. Safe twice."""
-        if not self._forked:  # else it is still the parent's
-            self._live[_BEAT], self._live[_CLOSED] = time.monotonic_ns(), 1
+        """Says that no more will come; the file stays for its readers, but is not held here. Safe twice."""
+        with self._lock:
+            if not self._forked:  # else it is still the parent's
+                self._live[_BEAT], self._live[_CLOSED] = time.monotonic_ns(), 1
+                self._map_private()
         _open.discard(self)
 
     def _open_own(self) -> None:
@@ -312,9 +306,13 @@ class Ring:
         try:
             self._open_file()
         except (OSError, UsageError):
-            self._memory = mmap.mmap(-1, self.layout.size)  # private memory that nobody reads
-            self._map()
+            self._map_private()
         self._forked = False
+
+    def _map_private(self) -> None:
+        """Memory that nobody reads, for what still comes."""
+        self._memory = mmap.mmap(-1, self.layout.size)
+        self._map()
 
     def _open_file(self) -> None:
         folder, layout = ring_folder(self._folder, make=True), self.layout
@@ -332,7 +330,7 @@ class Ring:
         hidden = self.path.with_suffix(".new")
         fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
-            _take(fd, layout.size, folder)
+            ring_file.take(fd, layout.size, folder)
             self._memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
             for page in range(0, layout.size, mmap.PAGESIZE):  # else the first write to each is a page fault
                 self._memory[page] = 0
@@ -379,16 +377,6 @@ def _counts(ids: np.ndarray[Any, Any], experts: int) -> np.ndarray[Any, Any]:
     except ValueError:  # below 0
         found = np.bincount(ids[ids >= 0], minlength=experts)
     return found if len(found) == experts else found[:experts]
-
-
-def _take(fd: int, size: int, folder: Path) -> None:
-    """Takes the space; where there is none, closed rings go first."""
-    try:
-        os.posix_fallocate(fd, 0, size)
-    except OSError as why:
-        if why.errno != errno.ENOSPC or not ring_file.sweep(folder, STALE_S, closed_s=0):
-            raise
-        os.posix_fallocate(fd, 0, size)
 
 
 def _after_fork() -> None:
