@@ -2,6 +2,7 @@
 
 import errno
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -52,6 +53,20 @@ def test_closed_rings_go_after_a_while_and_who_reads_one_goes_on(folder, monkeyp
     assert rings(folder) == [after.path, last.path]
     assert reader.read().records["step"].tolist() == [0]
     assert reader.totals().tolist() == [[0, 0, 0, 1]]
+
+
+def test_a_closed_ring_is_not_held_by_its_writer_and_what_still_comes_goes_nowhere(folder):
+    ring = made(folder)
+    maps = Path("/proc/self/maps")
+    assert str(ring.path) in maps.read_text("utf-8")
+    ring.close()
+    assert str(ring.path) not in maps.read_text("utf-8")
+    ring.write(0, 1, 1, 2, 1, np.array([2]))
+    ring.failed()
+    ring.close()
+    reader = RingReader(ring.path)
+    assert reader.read().records["step"].tolist() == [0]
+    assert reader.live()["failures"] == 0
 
 
 def test_where_there_is_no_space_closed_rings_go_at_once(folder, monkeypatch):

@@ -8,7 +8,9 @@ int16 [ids].
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
+import math
 import os
 import stat
 import struct
@@ -40,6 +42,7 @@ __all__ = [
     "ring_folder",
     "started",
     "sweep",
+    "take",
 ]
 
 FOLDER_VARIABLE = "MOEXRAY_RINGS"
@@ -186,6 +189,20 @@ def namespace() -> int:
         return Path("/proc/self/ns/pid").stat().st_ino
     except OSError:
         return 0
+
+
+def take(fd: int, size: int, folder: Path) -> None:
+    """Takes the space of a file; where there is none, closed rings in the folder go first.
+
+    Raises:
+        OSError: there is none.
+    """
+    try:
+        os.posix_fallocate(fd, 0, size)
+    except OSError as why:
+        if why.errno != errno.ENOSPC or not sweep(folder, math.inf, closed_s=0):
+            raise
+        os.posix_fallocate(fd, 0, size)
 
 
 def sweep(folder: Path, stale_s: float, closed_s: float) -> int:
