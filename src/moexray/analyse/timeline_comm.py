@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from moexray.analyse.timeline import ANNOTATION, DRIVER, RUNTIME, captures, profiles
+from moexray.analyse.timeline import ANNOTATION, DRIVER, RUNTIME, Cover, captures, profiles
 from moexray.analyse.timeline_order import MIN_TOLERANCE_NS, by_order
 from moexray.core.pattern import lazy
 
@@ -255,6 +255,15 @@ class Collectives:
             int(np.count_nonzero(both)),
             centre - base.offset_ns,
         )
+
+    def waiting(self, profile: Profile) -> Cover | None:
+        """When a rank waits in its collectives for others to come; None for one that is not matched."""
+        if not len(self) or profile not in self.profiles:
+            return None
+        rank = self.profiles.index(profile)
+        has = self.present[rank]
+        start = self.start[rank, has]
+        return Cover(start, start + (self.duration[rank, has] - self.transfer[has]).astype(np.int64))
 
     def shift(self, profile: Profile, base: Profile) -> int:
         """What to add to a time of `base` to get it on the clock of `profile`, ns."""

@@ -75,7 +75,7 @@ class AllocCalls:
         step: Step position of each call, never -1.
         release: Whether a call gives memory back.
         total: Time of the calls per step with calls, ns.
-        exposed: The part of it in which the device computes nothing, ns.
+        exposed: The part of it in which the device computes nothing and waits for no other rank, ns.
         steps: Positions of the steps that have calls.
         outside: Calls outside of every step.
     """
@@ -110,8 +110,13 @@ class Silences:
         return Cover(self.start, self.end).within(start, end)
 
 
-def alloc_calls(profile: Profile) -> AllocCalls:
-    """Allocator calls inside steps; first steps that only allocate are start-up and count as outside."""
+def alloc_calls(profile: Profile, waiting: Cover | None = None) -> AllocCalls:
+    """Allocator calls inside steps; first steps that only allocate are start-up and count as outside.
+
+    Args:
+        profile: Of one rank.
+        waiting: When its collectives wait for other ranks: what it does meanwhile costs nothing.
+    """
     rows = profile.named(DEVICE_MEMORY, RUNTIME, DRIVER)
     rows = rows[np.isin(profile.lane[rows], profile.launching)]
     steps = profile.steps
@@ -123,7 +128,11 @@ def alloc_calls(profile: Profile) -> AllocCalls:
     outside = int(np.count_nonzero(~inside))
     rows, step, release = rows[inside], step[inside], release[inside]
     start, end = profile.start[rows], profile.end[rows]
-    idle = (end - start) - profile.compute.within(start, end)
+    taken = profile.compute
+    if waiting is not None:
+        edges = ((taken.start, waiting.start), (taken.end, waiting.end))
+        taken = Cover(*(np.concatenate(e) for e in edges))
+    idle = (end - start) - taken.within(start, end)
     found = np.unique(step)
     total = np.array([np.sum((end - start)[step == s]) for s in found], np.int64)
     exposed = np.array([np.sum(idle[step == s]) for s in found], np.int64)

@@ -238,6 +238,15 @@ def test_an_allocator_that_makes_a_rank_late_is_the_cause():
     assert only(result, "comm.straggler_wait").implied_by == ("mem.alloc_stall",)
 
 
+def test_calls_of_a_rank_that_waits_for_another_cost_nothing():
+    traces = pair_of_ranks(gap=(3, 6, 9))
+    waits = [e for e in traces[0].events if "nccl" in e["name"] and e["dur"] > 50_000]
+    for e in waits:  # the device is given back while the collective waits for rank 1
+        traces[0].call("cudaFree", e["ts"] + 1_000, 60_000).call("cudaMalloc", e["ts"] + 62_000, 5_000)
+    assert len(waits) == 3
+    assert ids(say(*traces)) == ["host.stall", "comm.straggler_wait"]
+
+
 def test_clock_skew_is_told_and_lateness_survives_it():
     result = say(*pair_of_ranks(late_us=4000, shift_us=-30_000))
     assert ids(result) == ["comm.straggler_wait", "trace.clock_skew"]

@@ -37,18 +37,18 @@ def find(run: Run, limits: Limits) -> list[Finding]:
     for capture in captures:
         found += waits(run, capture, limits)
         if not any(p.cut for p in capture.profiles):
-            found += allocator(capture.profiles, limits)
+            found += allocator(capture, limits)
             found += standing(run, capture, limits)
     return [*found, *clocks(captures, limits), *rank_set(captures)]
 
 
-def allocator(profiles: list[Profile], limits: Limits) -> list[Finding]:
+def allocator(capture: Capture, limits: Limits) -> list[Finding]:
     """mem.alloc_stall, mem.empty_cache_in_hot_path: one finding per rank."""
     found: list[Finding] = []
-    for profile in profiles:
+    for profile in capture.profiles:
         if not len(profile.steps):
             continue
-        calls = alloc_calls(profile)
+        calls = alloc_calls(profile, capture.collectives.waiting(profile))
         if len(calls.steps) < (1 if profile.steps.derived == "annotation" else DERIVED_LEAST):
             continue
         time = profile.steps.duration[calls.steps]
