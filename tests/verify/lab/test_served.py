@@ -184,7 +184,7 @@ def test_an_incident_in_a_real_server_is_named_and_cured(tmp_path, monkeypatch):
     out, said = tmp_path / "out", list[str]()
     with tempfile.TemporaryDirectory(prefix="lab-") as short:  # a socket's path has 107 bytes at most
         monkeypatch.setattr(tempfile, "tempdir", short)  # the server's environment names it
-        document = run(Setup("both", "vllm", 1, requests=100, vllm_python=PYTHON), out, said.append)
+        document = run(Setup("both", "vllm", 1, requests=80, vllm_python=PYTHON), out, said.append)
         assert not processes_with(short)
         assert not list(Path(short).iterdir())
     assert document["named_right"], document["wrong"]
@@ -196,8 +196,9 @@ def test_an_incident_in_a_real_server_is_named_and_cured(tmp_path, monkeypatch):
     assert before["moves_per_step"] > after["moves_per_step"] == 0
     assert after["largest_free_bytes"] > 1.2 * before["largest_free_bytes"]
     assert after["expert_load_std"] < 0.2 * before["expert_load_std"]
-    assert document["ratio"]["p99_cpu"]["low"] > 2
-    assert document["ratio"]["p99"]["value"] > 1  # time to the first token; its interval is wide under load
+    assert document["ratio"]["p99_cpu"]["value"] > 2
+    assert before["p99_s"] > before["p99_step_s"] > 2 * after["p99_cpu_s"]  # a move is in the time to a token
+    assert document["machine"]["noisy"] or document["ratio"]["p99"]["value"] > 1
     bundle = out / "artefacts"
     kinds = {p.parent.name for p in bundle.rglob("*") if p.is_file()}
     assert {"traces", "memory", "routing", "latency", "logs", "metrics"} <= kinds
