@@ -159,7 +159,7 @@ def attach(group: Any = None, options: Options | None = None, *, enabled: bool =
         names = ", ".join(map(str, off))
         reason = f"switched off on rank {names} (enabled=False, {VARIABLE} or guard.switch)"
     elif len({host for _, host, _ in ranks}) > 1:
-        reason = "the ranks are on several hosts, or in several network namespaces"
+        reason = "the ranks are on several hosts or in several network namespaces, or files cannot be opened"
     elif not hasattr(distributed, _FUNCTION):
         reason = f"this torch has no {_FUNCTION}"
     else:
