@@ -5,7 +5,7 @@
 #   make check      static gates: ruff, mypy --strict, import-linter
 #   make test       all tests not marked soak, vllm or gpu, with branch coverage
 #   make test-fast  unit tests only, without coverage
-#   make soak       the long runs, before an issue is called done
+#   make soak       the long runs, a real vLLM server among them, before an issue is called done
 #   make bench      timings against their budgets and peers (on a quiet machine)
 #   make bench-exporter  12,000 scrapes of the exporter under load; exit 1 past a bar
 #   make vllm-env   an environment of its own with vLLM for CPUs, in ./.venv-vllm (5 minutes, 3.5 GB)
@@ -71,9 +71,9 @@ test: $(DEV)
 test-fast: $(DEV)
 	$(BIN)/python -m pytest -q -n $(JOBS) --ignore=tests/gates --ignore=tests/property --ignore=tests/peers
 
-soak: $(DEV)
+soak: $(DEV) vllm-env
 	@$(PIP) --editable '.[dev,ray]'
-	$(BIN)/python -m pytest -m soak
+	$(BIN)/python -m pytest -m "soak or vllm"
 
 bench: $(RUN)
 	$(BIN)/python benchmarks/run.py
