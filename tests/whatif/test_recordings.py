@@ -38,6 +38,16 @@ def test_settings_that_cannot_be_replayed_are_told(tmp_path, change, why):
     assert why in left.reason
 
 
+def test_settings_of_pytorch_do_not_apply_to_the_history_of_another_allocator(tmp_path):
+    doc = growing()
+    doc["allocator_settings"] = {"allocator": "an.arena", "policy": "first-fit"}
+    run = read_any([write(tmp_path / "made.pickle", doc)])
+    assert [r.owner for r in collect(run)[0]] == ["an.arena"]
+    found = study(run, Memory(), Use())
+    assert [x.reason for x in found.left_out] == ["an.arena made it: no setting of PyTorch's allocator applies to it"]
+    assert not found.trials
+
+
 def test_a_history_without_completed_frees_is_told(tmp_path):
     events = [e for e in temporary(BASE, 4 * MIB, 1) if e["action"] != "free_completed"]
     found, [left] = collected(tmp_path, document([segment(BASE, [(20 * MIB, "f")])], events))

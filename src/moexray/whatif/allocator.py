@@ -110,6 +110,12 @@ def study(run: Run, memory: Memory, use: Use, confs: Sequence[str] = ()) -> Stud
     found, left = collect(run)
     if not found and not left:
         recordings(run)  # raises what was missing
+    foreign = [r for r in found if r.owner]
+    found = [r for r in found if not r.owner]
+    left += [
+        LeftOut(r.source, r.device, f"{r.owner} made it: no setting of PyTorch's allocator applies to it")
+        for r in foreign
+    ]
     told = replace(memory, total=total_memory(run), logged=logged_capacity(run))
     cases, broken = prepare_cases(found, told)
     left += broken

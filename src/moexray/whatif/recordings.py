@@ -38,6 +38,7 @@ class Recording:
         free_at_oom: For each oom event the driver's free bytes; None where not written.
         version: Release of torch that the file points to, e.g. "2.8+"; None if unknown.
         stated_peak: Most bytes reserved as a profile states it; None if it does not.
+        owner: Another allocator than PyTorch's, which made the history and wrote it in this format; else "".
     """
 
     source: str
@@ -50,6 +51,7 @@ class Recording:
     free_at_oom: tuple[int | None, ...] = ()
     version: str | None = None
     stated_peak: int | None = None
+    owner: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +148,7 @@ def _recording(run: Run, row: Mapping[str, Any], most: int) -> tuple[Recording |
     if row["broken_off"]:
         notes = (*notes, "the file ends early: the last events are missing")
     known = (row["source"], row["device"], row["rank"], history, text, notes, "snapshot", free)
-    return Recording(*known, version=row["version"]), ""
+    return Recording(*known, version=row["version"], owner=str(written.get("allocator") or "")[:80]), ""
 
 
 def _as_written(settings: Settings, written: Mapping[str, Any]) -> Settings:
