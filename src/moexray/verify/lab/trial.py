@@ -33,7 +33,7 @@ __all__ = ["Arm", "compare"]
 
 SLOT = 50  # requests of a slot
 WARM = 16  # requests before the first slot of each arm: its memory fills up
-BUSY = 0.7  # share of time in which the repaired engine works: open loop, below saturation
+BUSY = 0.8  # share of time in which the repaired engine works: open loop, below saturation
 SAME = Margin(0.10, is_share=True)  # P50 may differ by that much. Source: lab.md, bars
 
 
