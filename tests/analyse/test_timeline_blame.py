@@ -84,6 +84,36 @@ def test_groups_that_no_trace_notes_are_told_by_their_ends():
     assert {rank for _, rank in strong(traces)} <= {3}
 
 
+@pytest.mark.parametrize("steps", [1, 2])
+def test_of_few_steps_a_late_recording_is_told_without_blame(steps):
+    m = Machine(4)
+    m.now[2] = 400_000.0
+    for i in range(steps):
+        m.step(i)
+        m.work(2_000)
+        m.meet((0, 1, 2, 3), 300)
+    m.step(steps)
+    (found,) = diagnose(run_of(m.traces), Limits()).findings
+    assert (found.id, found.confidence) == ("comm.straggler_wait", 0.6)
+    assert "rank 2 was late, or its recording began later" in found.claim
+    assert "to blame" not in found.claim
+
+
+def test_a_slow_link_of_one_pair_is_compared_with_its_own_pair():
+    m = Machine(4)
+    for i in range(24):
+        m.step(i)
+        m.work(2_000)
+        m.meet((0, 1), 3_000 if 10 <= i < 20 else 300)
+        m.meet((2, 3), 300)
+    m.step(24)
+    for trace in m.traces:  # no sizes: the place in the step stands for them
+        for event in trace.events:
+            event.get("args", {}).pop("In msg nelems", None)
+            event.get("args", {}).pop("Out msg nelems", None)
+    assert [id for id, _ in strong(m.traces)] == ["comm.slow_transfer"]
+
+
 def test_a_recording_that_began_later_is_no_fault():
     m = Machine(4)
     m.now[2] = 400_000.0  # its profiler starts when the others are at the first collective

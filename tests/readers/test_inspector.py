@@ -101,6 +101,23 @@ def test_a_peer_that_waited_in_its_own_communicator_is_a_victim(late, verbose):
     assert named == [late]
 
 
+def test_a_rank_that_waited_elsewhere_at_another_time_keeps_the_blame():
+    """Before the job, rank 3 waits for 2 in their pair; later 3 is late by itself, and 2 waits for it like the others."""
+    rows = {r: [] for r in range(4)}
+    for seq in range(40):
+        begun = T0_US - 40_000 * (60 - seq)
+        for rank, at in ((0, begun + 6_000), (1, begun)):
+            rows[rank + 2].append(record(rank, seq, begun + 6_060 - at, ranks=2, comm="0xbb", start=at))
+    for seq in range(60):
+        begun = T0_US + 40_000 * seq
+        for rank in range(4):
+            at = begun + (4_000 if rank == 3 else 0)
+            rows[rank].append(record(rank, seq, begun + 4_060 - at, start=at))
+    said = diagnose(read({f"node-0-pid{100 + r}.log": lines(x) for r, x in rows.items()}))
+    found = [f for f in said.findings if f.id == "comm.straggler_wait" and "of 4 ranks" in f.claim]
+    assert [f.subject.rank for f in found] == [3]
+
+
 def test_near_misses_are_silent():
     assert not diagnose(read(job())).findings  # nobody is late
     assert not diagnose(read(job(late=2, wait=600))).findings  # 3 % of the distance

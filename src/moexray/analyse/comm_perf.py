@@ -97,7 +97,9 @@ def _blamed(t: Timed, found: list[Timed]) -> Timed:
                 continue
             lasts, at = np.unique(other.last, return_inverse=True)
             late = int(lasts[np.bincount(at, other.lateness).argmax()])
-            last[t.last == rank] = ranks.get(other.files.get(late, file), rank)
+            guilty = ranks.get(other.files.get(late, file), rank)
+            if t.waited.get(guilty, 0.0) < MOSTLY * late_s:  # else it was here in time, waiting for the rank
+                last[t.last == rank] = guilty
     return replace(t, last=last)
 
 

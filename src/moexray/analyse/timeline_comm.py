@@ -86,7 +86,8 @@ class Collectives:
         self.op = np.array([facts[k][0] for k in keys], dtype=object)
         self.size = np.array([facts[k][1] for k in keys], np.int64)
         self.group_size = np.array([facts[k][2] for k in keys], np.int64)
-        self.by_order = np.array([isinstance(k[0], str) for k in keys], np.bool_)  # no group and number noted
+        unknown = (None, (None, None))  # neither number nor group noted
+        self.by_order = np.array([isinstance(k[0], str) and k[1] in unknown for k in keys], np.bool_)
 
     def __len__(self) -> int:
         return self.row.shape[1]

@@ -226,12 +226,16 @@ def _segments(c: Collectives, rank: int, columns: NDArray[np.int64]) -> NDArray[
 
 
 def _longer(c: Collectives, rank: int, columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[columns] by how much longer a rank computes before each collective than the others, median, ns."""
+    """[columns] by how much longer a rank computes until each collective ends than the others, median, ns.
+
+    To the end and not to the arrival: on another stream, who arrives later has had more time to compute.
+    """
     work = np.full((len(c.profiles), len(columns)), np.nan)
     for other, profile in enumerate(c.profiles):
         at = np.flatnonzero(c.present[other, columns])
         mine = columns[at]
-        work[other, at] = profile.compute.within(_segments(c, other, mine), c.start[other, mine])
+        until = c.end[other, mine]
+        work[other, at] = profile.compute.within(np.minimum(_segments(c, other, mine), until), until)
     others = np.delete(work, rank, axis=0)
     return np.asarray(work[rank] - np.nanmedian(others, axis=0), np.float64)
 
@@ -275,15 +279,15 @@ def slow_columns(c: Collectives, lateness_ratio: float, factor: float, least: in
     the bytes of a collective follow, the batch and the tokens of each rank's experts, did not grow. Slow
     places of one operation are told together.
     """
-    kinds: dict[tuple[str, int], list[int]] = {}
+    kinds: dict[tuple[str, int, int], list[int]] = {}
     for column in np.flatnonzero(c.complete).tolist():
         op, size = str(c.op[column]), int(c.size[column])
         if size > 0:
-            kinds.setdefault((op, round(np.log2(size) * 6)), []).append(column)
-        else:
-            kinds.setdefault((op, -1 - int(c.place[column])), []).append(column)
+            kinds.setdefault((op, round(np.log2(size) * 6), 0), []).append(column)
+        else:  # a place is counted among the operations of the same ranks
+            kinds.setdefault((op, -1 - int(c.place[column]), int(c.members[column])), []).append(column)
     found: list[Slow] = []
-    for (op, kind), members in kinds.items():
+    for (op, kind, _), members in kinds.items():
         columns = np.array(members)
         transfer = c.transfer[columns]
         low = float(np.percentile(transfer, USUAL))

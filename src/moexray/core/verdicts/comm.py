@@ -73,10 +73,11 @@ VERDICTS: tuple[Verdict, ...] = (
         "comm.slow_transfer",
         "The transfer itself is slow: all ranks had arrived, and the bytes took too long.",
         "Traces of two or more ranks: lateness (longest - shortest duration) < 5 % of the collective's "
-        "duration, and duration - lateness >= 2 times the median of the same operation and size elsewhere "
-        "(other steps, groups or ranks). Without traces: waits per pair of ranks, where a pair, or a rank in "
-        "both directions, is >= 2 times the median of all pairs. A transport line (sockets where peers use "
-        "InfiniBand, a lost NIC) raises the confidence; alone it cannot tell.",
+        "duration, or < 20 % of what the transfer takes beyond its usual time, and duration - lateness >= 2 "
+        "times the median of the same operation and size elsewhere (other steps, groups or ranks). Without "
+        "traces: waits per pair of ranks, where a pair, or a rank in both directions, is >= 2 times the "
+        "median of all pairs. A transport line (sockets where peers use InfiniBand, a lost NIC) raises the "
+        "confidence; alone it cannot tell.",
         "One rank only; arrival skew explains the wait (comm.straggler_wait); bytes grew in proportion "
         "(ep.skew); the times scatter widely instead of forming a slow and a usual heap. A question only: "
         "the host carries the bytes (gloo), whose load looks the same.",

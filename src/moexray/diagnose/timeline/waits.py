@@ -96,10 +96,10 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
     return Finding(
         id="comm.straggler_wait",
         severity="info" if open_to else "warn",
-        confidence=0.45 if open_to else 0.9 if sure else 0.7,
+        confidence=0.45 if open_to else 0.6 if _began_later(late) else 0.9 if sure else 0.7,
         claim=f"{'; '.join(parts)}. "
         + (f"Meanwhile on {who}: {spent}. " if spent else "")
-        + (open_to or (BLAME if late.rank >= 0 else "The late rank changes.")),
+        + (open_to or _blame(late, who)),
         subject=Subject(
             rank=c.profiles[late.rank].rank if late.rank >= 0 else None,
             step_from=min(c.labels(steps)) if (steps >= 0).all() else None,
@@ -116,6 +116,17 @@ def _straggler(c: Collectives, late: Late, limits: Limits) -> Finding:
     )
 
 
+def _blame(late: Late, who: str) -> str:
+    if late.rank < 0:
+        return "The late rank changes."
+    return f"Not the network: {who} was late, or its recording began later." if _began_later(late) else BLAME
+
+
+def _began_later(late: Late) -> bool:
+    """Most of the lateness lies before the trace of the late rank begins."""
+    return late.did.get("untraced", 0) >= 0.5
+
+
 def _open(c: Collectives, late: Late, who: str) -> tuple[str, tuple[str, ...]]:
     """(why it cannot be told that the rank is to blame, "" if it can; what would settle what is open)."""
     apart = c.apart[late.columns][c.doubtful[late.columns]]
@@ -125,7 +136,7 @@ def _open(c: Collectives, late: Late, who: str) -> tuple[str, tuple[str, ...]]:
             "may be of several groups, and the traces do not note which."
         )
         return text, ("traces that note the process group of each collective (torch 2.4 and newer)",)
-    if late.did.get("untraced", 0) >= 0.5:
+    if _began_later(late):
         text = f"Whether {who} was late or its recording began later, these traces cannot tell."
         return ("" if late.places else text), (f"a trace of {who} that begins a step earlier",)
     unknown = late.did.get("unexplained", 0) >= 0.5
