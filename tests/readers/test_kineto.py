@@ -282,6 +282,17 @@ def test_traces_of_two_ranks_in_one_file_are_never_merged(between):
     assert ids(reading).count("input.rank_set") == 1
 
 
+def test_large_traces_of_two_ranks_in_one_file_are_never_merged(monkeypatch):
+    monkeypatch.setattr("moexray.readers.kineto_events.CHUNK_BYTES", 4096)
+    first, second = (t.text() for t in pair_of_ranks(steps=60))
+    assert len(first) > 5 * 4096
+    reading, _ = read(first + second, "all.json")
+    assert reading.rows == len(json.loads(first)["traceEvents"])
+    assert batch(reading).attrs["rank"] == 0
+    assert ids(reading).count("input.rank_set") == 1
+    assert "input.truncated" not in ids(reading)
+
+
 def test_two_documents_of_one_rank_are_one_trace():
     first, _ = (t.text() for t in pair_of_ranks(steps=4))
     reading, _ = read(first + first, "all.json")

@@ -28,6 +28,7 @@ STREAM_BYTES = 256 << 20  # above this the content is not held in memory at once
 PIECE = 8 << 20
 SHOWN = 8
 SIGNS = (b'"traceEvents"', b'"deviceProperties"')
+BORDER = lazy(rb"\}\s*\{")  # between two documents of one file
 ARRAY = lazy(rb'\s*\[\s*\{[^{}]{0,2000}?"ph"\s*:\s*"[A-Za-z]"')
 
 
@@ -112,12 +113,14 @@ class _Reader:
         self.repairs = Repairs()
         self.facts: dict[str, Any] = {}
         self.other_ranks: list[int] = []  # whose documents stand behind the first one
-        self.array = self.is_trace = False
+        self.array = self.is_trace = self.closed = False
         self.encoding = "utf-8"
         self.bom = False
 
     def take(self, kind: str, data: memoryview) -> None:
         """Takes the head, a chunk of events, or the last chunk with the tail."""
+        if self.closed:  # the rest is another rank's
+            return
         if kind == "head":
             self._head(bytes(data))
         elif kind == "events":
@@ -152,12 +155,32 @@ class _Reader:
         from moexray.readers.kineto_events import convert, decode_events
 
         events = decode_events(data)
+        if events is None and (end := self._end_of_own(data)) is not None:
+            self.closed = True
+            self._last(bytes(data[:end]))
+            return
         if events is None:
             records = self._parse(b"".join((b"[", data, b"]")))
             events, odd = convert(records if isinstance(records, list) else [])
             self.repairs.dropped += odd
         self.is_trace = True
         self.columns.add(events)
+
+    def _end_of_own(self, data: memoryview) -> int | None:
+        """Where the document of another rank begins in a chunk; None if none does."""
+        from moexray.readers.kineto_events import OPENING, decode_document
+
+        opening = OPENING.search(data)
+        borders = list(BORDER.finditer(data, 0, opening.start())) if opening else []
+        if opening is None or not borders:
+            return None
+        begin = borders[-1].end() - 1
+        head = decode_document(bytes(data[begin : opening.end()]) + b"]}")
+        rank = _noted_rank({"distributedInfo": head.distributedInfo}) if head else None
+        if rank is None or rank == _noted_rank(self.facts):
+            return None
+        self.other_ranks.append(rank)
+        return begin
 
     def _last(self, data: bytes) -> None:
         from moexray.readers.kineto_events import decode_document
