@@ -55,9 +55,11 @@ def _passed_on(c: Collectives, rank: int) -> dict[int, int]:
     until, lateness = start[mine], c.lateness[here[mine]]
     since = until - lateness.astype(np.int64)
     covered = Cover(start, waited).within(since, until)
+    low = np.searchsorted(np.maximum.accumulate(waited), since, side="right")  # below, waits ended earlier
+    high = np.searchsorted(start, until)  # from here on, they begin later; this one is the first of these
     out = {}
-    for i in np.flatnonzero(covered >= MOSTLY * lateness).tolist():
-        shared = np.minimum(waited, until[i]) - np.maximum(start, since[i])
-        shared[mine[i]] = 0
-        out[int(here[mine[i]])] = int(here[np.argmax(shared)])
+    for i in np.flatnonzero((covered >= MOSTLY * lateness) & (high > low)).tolist():
+        near = slice(low[i], high[i])
+        shared = np.minimum(waited[near], until[i]) - np.maximum(start[near], since[i])
+        out[int(here[mine[i]])] = int(here[low[i] + np.argmax(shared)])
     return out
