@@ -39,9 +39,10 @@ def parcels_mapped():
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
+    gc.collect()  # what other tests dropped
     before = descriptors()
     yield
-    assert descriptors() == before
+    assert set(descriptors()) <= set(before)
     assert parcels_mapped() == 0
 
 
@@ -266,6 +267,7 @@ def test_a_ticket_of_a_closed_port_is_done_or_raises():
 def test_what_is_dropped_gives_its_descriptors_back():
     one, two = Port.pair()
     with one, two:
+        gc.collect()
         before = descriptors()
         parcel = Parcel.make(4096)
         ticket = one.send(Parcel.make(4096))
@@ -273,7 +275,7 @@ def test_what_is_dropped_gives_its_descriptors_back():
         assert len(descriptors()) >= len(before) + 5
         del parcel, ticket, got
         gc.collect()
-        assert descriptors() == before
+        assert set(descriptors()) <= set(before)
 
 
 def test_a_ticket_that_was_closed_says_nothing_on_the_receiver():
