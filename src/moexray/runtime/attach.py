@@ -246,27 +246,14 @@ class _Clock:
             if here.mine:
                 self.device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
             return
-        counts = None
         if here.pairs <= FEW:
             calls: Any = [(site, t0, t1, ids.tolist()) for site, t0, t1, ids in here.calls]
         else:
-            counts = self._counted(here.calls)
             calls = [(site, t0, t1, ids.numpy()) for site, t0, t1, ids in here.calls]
         here.calls = []
         here.pairs = 0
-        self.ring.step(here.step, here.t0, now, here.rows, here.own_ns, calls, counts)
+        self.ring.step(here.step, here.t0, now, here.rows, here.own_ns, calls)
         here.carry_ns = _now() - now
-
-    def _counted(self, calls: list[tuple[int, int, int, Any]]) -> Any:
-        """int64 [calls, experts] by torch, whose code is warm; None where an id names no expert."""
-        import torch
-
-        experts = self.ring.layout.experts
-        try:
-            found = [call[3].reshape(-1).bincount(minlength=experts) for call in calls]
-        except RuntimeError:  # an id below 0
-            return None
-        return torch.stack(found).numpy() if all(len(row) == experts for row in found) else None
 
     def around(self, blocks: dict[Any, list[int]], owner: Any) -> Any:
         """`forward` of a class of blocks, or of a block with one of its own: times those that hold routers.

@@ -147,26 +147,10 @@ class Ring:
             stream: Device stream, 0 the default one.
             graph: Id of the device graph, 0 none.
         """
-        counts, pairs = self._zeros, 0
-        if ids is not None:
-            ids = ids.reshape(-1)
-            counts, pairs = _counts(ids, self._experts), ids.size
         with self._lock:
             if self._forked:
                 self._open_own()
-            number = self._n
-            at = number % self._slots
-            _PACK.pack_into(
-                self._memory, self._first + at * self._size,
-                number, step, t0_ns, t1_ns, stream, graph, self._layers[site], site, ROUTER, rows, pairs,
-            )  # fmt: skip
-            self._counts[at] = counts
-            total = self._totals[site]
-            total += counts
-            self._tokens[site] += rows
-            if self._keep and ids is not None:
-                self._ids[at, : min(pairs, self._keep)] = ids[: self._keep]
-            self._live[_HEAD] = self._n = number + 1
+            self._put(site, step, t0_ns, t1_ns, rows, ids, stream, graph)
 
     def write_counts(
         self, site: int, step: int, t0_ns: int, t1_ns: int, rows: int,
@@ -176,19 +160,38 @@ class Ring:
         with self._lock:
             if self._forked:
                 self._open_own()
-            number, at = self._n, self._n % self._slots
-            _PACK.pack_into(
-                self._memory, self._first + at * self._size, number, step, t0_ns, t1_ns, stream, graph,
-                self._layers[site], site, ROUTER, rows, int(counts.sum()),
-            )  # fmt: skip
-            self._counts[at] = counts
-            self._totals[site] += counts
-            self._tokens[site] += rows
-            self._live[_HEAD] = self._n = number + 1
+            pairs = int(counts.sum())
+            self._put_counts(site, step, t0_ns, t1_ns, rows, pairs, counts, stream, graph)
+
+    def _put(
+        self, site: int, step: int, t0: int, t1: int, rows: int, ids: Any, stream: int = 0, graph: int = 0,
+    ) -> None:  # fmt: skip
+        counts, pairs = self._zeros, 0
+        if ids is not None:
+            ids = ids.reshape(-1)
+            counts, pairs = _counts(ids, self._experts), ids.size
+        self._put_counts(site, step, t0, t1, rows, pairs, counts, stream, graph, ids)
+
+    def _put_counts(
+        self, site: int, step: int, t0: int, t1: int, rows: int, pairs: int, counts: np.ndarray[Any, Any],
+        stream: int, graph: int, ids: np.ndarray[Any, Any] | None = None,
+    ) -> None:  # fmt: skip
+        number = self._n
+        at = number % self._slots
+        _PACK.pack_into(
+            self._memory, self._first + at * self._size,
+            number, step, t0, t1, stream, graph, self._layers[site], site, ROUTER, rows, pairs,
+        )  # fmt: skip
+        self._counts[at] = counts
+        total = self._totals[site]
+        total += counts
+        self._tokens[site] += rows
+        if self._keep and ids is not None:
+            self._ids[at, : min(pairs, self._keep)] = ids[: self._keep]
+        self._live[_HEAD] = self._n = number + 1
 
     def step(
         self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, own_ns: int = 0, calls: Sequence[Call] = (),
-        counts: np.ndarray[Any, Any] | None = None,
     ) -> None:  # fmt: skip
         """Records the end of a step, and before it router calls of that step that were held back.
 
@@ -201,14 +204,16 @@ class Ring:
             calls: Counted together: in a running model that costs a fraction of one `write` each, whose code
                 the model's own work has driven out of the caches. Their ids are all lists, which are counted
                 without numpy, or all arrays.
-            counts: Of arrays, int64 [calls, experts], where they were counted elsewhere.
         """
         with self._lock:
             if self._forked:
                 self._open_own()
             if calls:
-                few = type(calls[0][3]) is list
-                self._put_few(step, calls) if few else self._put_calls(step, calls, counts)
+                if type(calls[0][3]) is list:
+                    self._put_few(step, calls)
+                else:
+                    for site, t0, t1, ids in calls:
+                        self._put(site, step, t0, t1, len(ids), ids)
             number, live, memory, blank = self._n, self._live, self._memory, self._blank
             place = self._first + number % self._slots * self._size
             _PACK.pack_into(memory, place, number, step, t0_ns, t1_ns, 0, 0, -1, -1, STEP, rows, 0)
@@ -248,31 +253,6 @@ class Ring:
             words[tokens_at + site] += rows
             if self._keep:
                 self._ids[seq % slots, : min(pairs, self._keep)] = [*chain.from_iterable(ids)][: self._keep]
-        self._live[_HEAD] = self._n = number + len(calls)
-
-    def _put_calls(self, step: int, calls: Sequence[Call], counts: np.ndarray[Any, Any] | None) -> None:
-        arrays, number = [np.asarray(call[3]) for call in calls], self._n
-        if counts is None:
-            counts = np.stack([_counts(ids.reshape(-1), self._experts) for ids in arrays])
-        first, slots, size, layers, memory = self._first, self._slots, self._size, self._layers, self._memory
-        sites = [call[0] for call in calls]
-        for seq, ((site, t0, t1, _), ids) in enumerate(zip(calls, arrays, strict=True), number):
-            rows, pairs = len(ids), ids.size
-            place = first + seq % slots * size
-            _PACK.pack_into(memory, place, seq, step, t0, t1, 0, 0, layers[site], site, ROUTER, rows, pairs)
-            self._tokens[site] += rows
-            if self._keep:
-                self._ids[seq % slots, : min(pairs, self._keep)] = ids.reshape(-1)[: self._keep]
-        for seq in range(number, number + len(calls), slots):  # one turn, or more where the ring is tiny
-            turn = counts[seq - number : seq - number + slots]
-            at = seq % slots
-            self._counts[at : at + len(turn)] = turn[: slots - at]
-            self._counts[: max(at + len(turn) - slots, 0)] = turn[slots - at :]
-        if len(sites) == len(self._totals) and sites == self._in_order:
-            self._table += counts
-        else:
-            for site, row in zip(sites, counts, strict=True):
-                self._totals[site] += row
         self._live[_HEAD] = self._n = number + len(calls)
 
     def gauge(self, **values: float) -> None:
@@ -355,8 +335,7 @@ class Ring:
         self._live[_BEAT] = time.monotonic_ns()
         self._values = np.frombuffer(memory, np.float64, GAUGES, 256)
         self._values[:] = np.nan
-        self._table = layout.totals(memory).view(np.int64)  # as bincount counts: no cast
-        self._totals, self._in_order = list(self._table), list(range(layout.routers))
+        self._totals = list(layout.totals(memory).view(np.int64))  # as bincount counts: no cast
         self._words = memoryview(memory)[: layout.size // 8 * 8].cast("Q")
         self._totals_at = DESCRIPTION[1] // 8
         self._tokens_at = self._totals_at + layout.routers * layout.experts
