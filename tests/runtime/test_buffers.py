@@ -1,7 +1,6 @@
 """Buffers: aligned, kept, never shared by two users, and no memory is taken once the steps repeat."""
 
 import gc
-import tracemalloc
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -14,6 +13,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 from moexray.core.errors import UsageError
 from moexray.runtime import guard as guards
 from moexray.runtime.buffers import BufferPool, aligned_empty, aligned_empty_like
+from steady import taken
 
 KIB = 1 << 10
 
@@ -247,22 +247,13 @@ def test_ten_thousand_steady_steps_take_no_memory(library):
         step(number)
     before = pool.figures()
     gc.collect()
-    tracemalloc.start()
-    try:
-        step(0)
-        start, _ = tracemalloc.get_traced_memory()
-        tracemalloc.reset_peak()
-        for number in range(10_000):
-            step(number)
-        end, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    left, peak = taken(step)
     after = pool.figures()
     assert after.made == before.made
     assert after.plain == 0
     assert after.reused == before.reused + 10_001 * 3
-    assert end - start < 4 * KIB  # nothing stays, but the last ints
-    assert peak - start < 16 * KIB  # views come and go; the least buffer is 16 KiB
+    assert left < 4 * KIB  # nothing stays, but the last ints
+    assert peak < 16 * KIB  # views come and go; the least buffer is 16 KiB
 
 
 # ---- in the place of a host's call

@@ -1,6 +1,5 @@
 """The arena: no overlap, no lost byte, aligned, within its memory; blocks move only as a last resort."""
 
-import tracemalloc
 from itertools import pairwise
 
 import numpy as np
@@ -14,6 +13,7 @@ from moexray.runtime import guard as guards
 from moexray.runtime.arena import Arena, ExpertSlots, Memory
 from moexray.runtime.arena import memory as memories
 from moexray.runtime.arena.blocks import USABLE
+from steady import taken
 
 PAGE = 256
 SPACES = [p for p in USABLE if p not in ("buddy", "segregated")]
@@ -180,20 +180,9 @@ def test_pinning_in_a_steady_state_takes_no_memory():
 
     for number in range(64):
         step(number)
-    grown = []
-    tracemalloc.start()
-    try:
-        for _ in range(3):  # other threads of the process and a first run of a line may take some once
-            step(0)
-            start = tracemalloc.get_traced_memory()[0]
-            tracemalloc.reset_peak()
-            for number in range(10_000):
-                step(number)
-            end, peak = tracemalloc.get_traced_memory()
-            grown.append((end - start, peak - start))
-    finally:
-        tracemalloc.stop()
-    assert any(end < 1024 and peak < 2048 for end, peak in grown)
+    left, peak = taken(step)
+    assert left < 1024
+    assert peak < 16 * 1024
 
 
 class Blocks(RuleBasedStateMachine):

@@ -2,7 +2,6 @@
 
 import gc
 import threading
-import tracemalloc
 from collections import OrderedDict
 from itertools import pairwise
 
@@ -14,6 +13,7 @@ from hypothesis import strategies as st
 from moexray.core.errors import UsageError
 from moexray.runtime import guard as guards
 from moexray.runtime.arena import Arena, ExpertSlots
+from steady import taken
 
 
 @pytest.fixture(autouse=True)
@@ -165,19 +165,10 @@ def test_ten_thousand_steady_steps_take_no_memory():
     for number in range(50):
         step(number)
     gc.collect()
-    tracemalloc.start()
-    try:
-        step(0)
-        start = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for number in range(10_000):
-            step(number)
-        end, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    left, peak = taken(step)
     assert slots.figures().plain == 0
-    assert end - start < 1024
-    assert peak - start < 4096
+    assert left < 1024
+    assert peak < 4096
 
 
 @given(

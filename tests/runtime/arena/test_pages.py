@@ -1,6 +1,5 @@
 """Pages: a sequence keeps its bytes while it grows among others; a request fails only when pages are short."""
 
-import tracemalloc
 
 import numpy as np
 import pytest
@@ -10,6 +9,7 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from moexray.core.errors import UsageError
 from moexray.runtime.arena import Arena, Pages
+from steady import taken
 
 PAGE = 512
 
@@ -93,7 +93,7 @@ def test_ten_thousand_steady_steps_take_no_memory():
     pages = make()
     data = np.ones(3 * PAGE, np.uint8)
 
-    def step():
+    def step(_=0):
         one = pages.open()
         pages.extend(one, PAGE)
         pages.extend(one, 2 * PAGE)
@@ -102,18 +102,9 @@ def test_ten_thousand_steady_steps_take_no_memory():
 
     for _ in range(50):
         step()
-    tracemalloc.start()
-    try:
-        step()
-        start = tracemalloc.get_traced_memory()[0]
-        tracemalloc.reset_peak()
-        for _ in range(10_000):
-            step()
-        end, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert end - start < 1024
-    assert peak - start < 4096
+    left, peak = taken(step)
+    assert left < 1024
+    assert peak < 4096
 
 
 class Sequences(RuleBasedStateMachine):
