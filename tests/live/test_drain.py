@@ -259,7 +259,7 @@ def _described(**changes):
 @pytest.mark.parametrize(
     ("damage", "why"),
     [(lambda data: b"", "0 bytes"), (_cut, "described"), (lambda data: b"x" + data[1:], "does not begin"),
-     (lambda data: data[:512] + b"[" + data[513:], "description"), (_described(schema="moexray.ring/9"), "moexray.ring/1"),
+     (lambda data: data[:512] + b"[" + data[513:], "description"), (_described(schema="moexray.ring/1"), "it is moexray.ring/1, this release reads moexray.ring/2"),
      (_described(slots=1 << 40), "described"), (_described(slots=-1), "sizes"), (_described(pid=None), "lacks"),
      (_described(sites=[]), "sizes"), (_described(experts=-8), "sizes")],
 )  # fmt: skip

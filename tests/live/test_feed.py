@@ -11,7 +11,6 @@ from hypothesis.extra.numpy import arrays
 from moexray.live.feed import RoutingFeed, Shape, collisions, observe_steps, remedy_actions
 from moexray.live.metrics import LEAST_TOKENS, WINDOW_S
 from moexray.live.page import Page
-from moexray.runtime.guard import Figures
 
 counts = arrays(np.int64, st.tuples(st.integers(1, 4), st.integers(1, 3), st.integers(1, 9)), elements=st.integers(0, 50))
 
@@ -142,8 +141,8 @@ def test_steps_and_their_traces():
 
 
 def test_remedies_by_outcome():
-    page = Page()
-    remedy_actions(page.scope(), "router", Figures(calls=10, fallbacks=2, skipped=3, error="x"))
-    remedy_actions(page.scope(), "router", Figures(calls=12, fallbacks=2, skipped=3, error="x"))
+    page, seen = Page(), {}
+    for applied in (5, 7, 6):  # the last one from a ring that tells less
+        remedy_actions(page.scope(), seen, {"router": {"applied": applied, "fallback": 2, "skipped": 3}})
     got = {o: page.value("moex_remedy_actions_total", "", "", "", "router", o) for o in ("applied", "fallback", "skipped")}
     assert got == {"applied": 7, "fallback": 2, "skipped": 3}

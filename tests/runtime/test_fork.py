@@ -57,7 +57,7 @@ def in_child(action):
 
 def test_a_guard_answers():
     guard = Guard("router")
-    with held(guard._lock):
+    with held(guard._tally.lock):
         assert in_child(lambda: guard.run(lambda: 3, lambda: 4) == 3)
 
 

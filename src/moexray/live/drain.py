@@ -27,12 +27,17 @@ from moexray.core.errors import ReadError
 from moexray.runtime.ring_file import (
     DESCRIPTION,
     GAUGES,
+    LINK,
     LIVE,
     MAGIC,
     RECORD,
+    REMEDIES_AT,
+    REMEDY,
+    REQUEST,
     ROUTER,
     SCHEMA,
     STEP,
+    TOTALS_AT,
     Layout,
     Site,
     is_running,
@@ -44,6 +49,7 @@ if TYPE_CHECKING:
 
 __all__ = ["ROUTER", "STEP", "Batch", "Drain", "Meta", "RingReader", "rings"]
 
+OUTCOMES = ("applied", "fallback", "skipped")  # of a remedy
 MAX_FILE = 1 << 30  # bytes; a larger ring is refused
 
 
@@ -93,12 +99,15 @@ class Batch:
             or STEP), rows (tokens), pairs (token-expert pairs). A STEP has layer and site -1 and no counts.
         counts: uint32 [n, experts], pairs per logical expert.
         ids: int16 [n, ids kept]: the first `pairs` of a record, row by row of tokens; what follows is stale.
+        requests: Structured array [requests]: step, trace_high, trace_low and span of each span that a step
+            was done for; they come before the STEP, or without one where it did not end.
         dropped: Records written since the last read that are not here: overwritten unread.
     """
 
     records: NDArray[Any]
     counts: NDArray[np.uint32]
     ids: NDArray[np.int16]
+    requests: NDArray[Any]
     dropped: int
 
 
@@ -195,6 +204,26 @@ class RingReader:
         values = np.frombuffer(self._memory, np.float64, GAUGES, 256)
         return {n: float(v) for n, v in zip(self.meta.gauges, values, strict=False) if not np.isnan(v)}
 
+    def remedies(self) -> dict[str, dict[str, int]]:
+        """What each remedy of the writer's process did since that began: applied, fallback, skipped.
+
+        All rings of a process tell the same.
+        """
+        count = min(int(self._live[LIVE.index("remedies")]), (TOTALS_AT - REMEDIES_AT) // REMEDY.itemsize)
+        found = np.frombuffer(self._memory, REMEDY, count, REMEDIES_AT)
+        return {
+            bytes(row["name"]).decode("utf-8", "replace"): {o: int(row[o]) for o in OUTCOMES} for row in found
+        }
+
+    @property
+    def process(self) -> tuple[int, int, int]:
+        """Namespace, id and start of the writer: no two processes of a machine share all three."""
+        return self._namespace, self.meta.pid, self._started or 0
+
+    def ended(self) -> bool:
+        """Whether the writer's process is gone; False where that cannot be told from here."""
+        return is_running(self.meta.pid, self._started or 0, self._namespace) is False
+
     def alive(self) -> bool | None:
         """Whether the writer still runs and has the ring open; None where that cannot be told from here."""
         if self._live[LIVE.index("closed")]:
@@ -209,12 +238,18 @@ class RingReader:
         # The writer puts a record's number first: where it is still there, nothing was overwritten meanwhile.
         after = self._slots[rows, :8].view(np.uint64)[:, 0]
         copied = copied[(after == wanted) & (copied[:, :8].copy().view(np.uint64)[:, 0] == wanted)]
+        read = len(copied)
+        heads = copied[:, : RECORD.itemsize].copy().view(RECORD)[:, 0]
+        of_requests = heads["kind"] == REQUEST
+        requests = heads[of_requests].view(LINK)
+        heads, copied = heads[~of_requests], copied[~of_requests]
         end = RECORD.itemsize + 4 * self._layout.experts
         batch = Batch(
-            copied[:, : RECORD.itemsize].copy().view(RECORD)[:, 0],
+            heads,
             copied[:, RECORD.itemsize : end].copy().view(np.uint32),
             copied[:, end : end + 2 * self._layout.ids].copy().view(np.int16),
-            max(head - max(seq, 0), 0) - len(copied),
+            requests,
+            max(head - max(seq, 0), 0) - read,
         )
         return batch, max(head, seq)
 
@@ -226,10 +261,15 @@ class RingReader:
             about = json.loads(text)
             if isinstance(about, dict) and about.get("schema") == SCHEMA:
                 return about
+            if isinstance(about, dict) and str(about.get("schema")).startswith("moexray.ring/"):
+                raise self._refused(
+                    f"it is {about['schema']}, this release reads {SCHEMA}",
+                    hint="the engine and the exporter need the same release of moexray",
+                )
         raise self._refused(f"its description is not {SCHEMA}")
 
-    def _refused(self, why: str) -> ReadError:
-        return ReadError(f"not a ring of moexray: {why}", where=str(self.path))
+    def _refused(self, why: str, hint: str = "") -> ReadError:
+        return ReadError(f"not a ring of moexray: {why}", where=str(self.path), hint=hint)
 
 
 class Drain:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.live.drain import ROUTER, STEP, Drain
-from moexray.live.feed import RoutingFeed, Shape, collisions, observe_steps
+from moexray.live.feed import RoutingFeed, Shape, collisions, observe_steps, remedy_actions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,6 +64,8 @@ class Engines:
         self.page, self.drain, self.names, self.ep_size, self.trace = page, drain, names, ep_size, trace
         self._last: dict[Path, _Last] = {}
         self._feeds: dict[tuple[Any, ...], RoutingFeed] = {}
+        self._acted: dict[tuple[int, int, int], dict[str, dict[str, int]]] = {}  # by process
+        self._ended: set[tuple[int, int, int]] = set()  # at the last look: another ring may come at this one
         self._refused = 0
         self._looked_s = -math.inf
 
@@ -83,8 +85,12 @@ class Engines:
                 _steps(scope, batch, traces)
             self._health(scope, ring, batch)
             _memory(scope, meta, ring.gauges())
+            remedy_actions(scope, self._acted.setdefault(ring.process, {}), ring.remedies())
             if ring.path not in self.drain.readers:  # its writer is gone, this was the rest
                 self._last.pop(ring.path, None)
+        for process in self._ended:
+            self._acted.pop(process, None)
+        self._ended = {r.process for r, _ in given if r.path not in self.drain.readers and r.ended()}
         if len(self.drain.refused) > self._refused:
             self.page.drop("rings", "refused", len(self.drain.refused) - self._refused)
             self._refused = len(self.drain.refused)

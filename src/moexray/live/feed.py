@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from moexray.live.page import Scope, Series
-    from moexray.runtime.guard import Figures
 
 __all__ = ["TOP", "RoutingFeed", "Shape", "collisions", "observe_steps", "remedy_actions"]
 
@@ -196,15 +195,17 @@ def observe_steps(scope: Scope, seconds: Sequence[float], trace_ids: Sequence[st
         scope.observe("moex_decode_step_duration_seconds", value, trace_id=trace)
 
 
-def remedy_actions(scope: Scope, remedy: str, figures: Figures) -> None:
-    """Takes over what a guard of runtime counted.
+def remedy_actions(scope: Scope, seen: dict[str, dict[str, int]], found: dict[str, dict[str, int]]) -> None:
+    """Adds what the remedies of a process did since the last look.
 
     Args:
         scope: Where it goes.
-        remedy: Name of the guard ("router", "exchange", ...).
-        figures: What `guard.figures` gives.
+        seen: What was counted of this process until now, by remedy and outcome; brought up to date.
+        found: What one of its rings tells; an older ring may tell less.
     """
-    applied = figures.calls - figures.fallbacks - figures.skipped
-    counts = {"applied": applied, "fallback": figures.fallbacks, "skipped": figures.skipped}
-    for outcome, count in counts.items():
-        scope.follow("moex_remedy_actions_total", count, remedy, outcome)
+    for remedy, outcomes in found.items():
+        known = seen.setdefault(remedy, {})
+        for outcome, count in outcomes.items():
+            before = known.get(outcome, 0)
+            scope.add("moex_remedy_actions_total", max(count - before, 0), remedy, outcome)
+            known[outcome] = max(count, before)

@@ -165,7 +165,8 @@ def _steps() -> tuple[Metric, ...]:
                "Stalls of the latency series, by the verdict that explains them (moexray explain CAUSE), "
                "unknown where none does."),
         Metric("moex_remedy_actions_total", "counter", ("remedy", "outcome"),
-               "Calls of runtime remedies: applied, fallback or skipped."),
+               "Calls of remedies in a recorded process since it began: applied; fallback, the remedy raised "
+               "or took a lower way; skipped, it was switched off or given up."),
         Metric("moex_hook_overhead_ratio", "gauge", (),
                "Time spent in recording hooks / time of the steps, over what was drained last."),
     )  # fmt: skip

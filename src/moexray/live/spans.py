@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from numpy.typing import NDArray
-    from opentelemetry.trace import Link, Span, Tracer
+    from opentelemetry.trace import Link, Span, SpanContext, Tracer
 
     from moexray.live.drain import Batch, Meta, RingReader
     from moexray.live.enrich import Enricher
@@ -33,15 +33,18 @@ __all__ = ["StepSpans"]
 
 NS = 1e-9
 PENDING = 4  # steps whose records are held until their end; older ones never ended
+WAITING = 256  # steps whose requests are held: counts of a device come up to 64 steps after them
+TOLD = ("step", "trace_high", "trace_low", "span")  # of a request
 
 
 @dataclass(slots=True)
 class _Open:
-    """Records of a ring whose step has not ended, and how often each graph was replayed."""
+    """Records of a ring whose step has not ended, for whom it is, and how often each graph was replayed."""
 
     records: NDArray[Any] | None = None
     counts: NDArray[np.uint32] | None = None
     replays: dict[int, int] = field(default_factory=dict)
+    requests: dict[int, list[SpanContext]] = field(default_factory=dict)  # by step
 
 
 class StepSpans:
@@ -52,7 +55,8 @@ class StepSpans:
         page: Counts what was kept and lost.
         decider: What is kept.
         enrich: Sets further attributes; None for none.
-        links_of: (ring, step number) -> links to the spans of the requests that the step served.
+        links_of: (ring, step number) -> links to spans of requests that the step served, beside those that
+            the ring tells.
     """
 
     def __init__(
@@ -72,6 +76,7 @@ class StepSpans:
         """
         state = self._open.setdefault(ring.path, _Open())
         records, counts = batch.records, batch.counts
+        _take(state.requests, batch.requests)
         if state.records is not None and state.counts is not None:
             records = np.concatenate([state.records, records])
             counts = np.concatenate([state.counts, counts])
@@ -118,11 +123,14 @@ class StepSpans:
         self, ring: RingReader, step: Any, layers: NDArray[Any], counts: NDArray[np.uint32], state: _Open,
         error: str = "",
     ) -> str:  # fmt: skip
+        from opentelemetry.trace import Link
+
         for graph in {int(g) for g in layers["graph"]} - {0}:
             state.replays[graph] = state.replays.get(graph, -1) + 1
         trace_id = random.getrandbits(128)  # only decides the head ratio, before there is a span
         seconds = float(step["t1_ns"] - step["t0_ns"]) * NS
         reason = self.decider(trace_id, seconds, error=bool(error))
+        requests = state.requests.pop(int(step["step"]), [])
         self.page.own.add("moex_traces_total", 1, reason)
         if reason == "rate":
             self.page.drop("traces", "rate")
@@ -130,11 +138,14 @@ class StepSpans:
             return ""
         self.executions += max(len(layers), len(ring.meta.sites))
         self.made += len(layers)
-        return self._spans(ring.meta, step, layers, counts, state, (reason, error))
+        links = [Link(request) for request in requests]
+        if self.links_of:
+            links += self.links_of(ring.meta, int(step["step"]))
+        return self._spans(ring.meta, step, layers, counts, state.replays, links, (reason, error))
 
     def _spans(
-        self, meta: Meta, step: Any, layers: NDArray[Any], counts: NDArray[np.uint32], state: _Open,
-        why: tuple[str, str],
+        self, meta: Meta, step: Any, layers: NDArray[Any], counts: NDArray[np.uint32],
+        replays: dict[int, int], links: Sequence[Link], why: tuple[str, str],
     ) -> str:  # fmt: skip
         from opentelemetry.context import Context
         from opentelemetry.trace import Status, StatusCode, format_trace_id, set_span_in_context
@@ -144,14 +155,13 @@ class StepSpans:
             "moex.step": int(step["step"]), "moex.tokens": int(step["rows"]), "moex.kept": why[0],
             **_whose(meta),
         }  # fmt: skip
-        links = list(self.links_of(meta, int(step["step"]))) if self.links_of else []
         root = self.tracer.start_span("moex.step", Context(), attributes=about, links=links, start_time=begin)
         self._enrich(root, "moex.step", about, (end - begin) * NS)
         if why[1]:
             root.set_status(Status(StatusCode.ERROR, why[1]))
         inside = set_span_in_context(root, Context())
         times = zip(meta.wall(layers["t0_ns"]).tolist(), meta.wall(layers["t1_ns"]).tolist(), strict=True)
-        for (first, last), facts in zip(times, _facts(meta, layers, counts, state.replays), strict=True):
+        for (first, last), facts in zip(times, _facts(meta, layers, counts, replays), strict=True):
             child = self.tracer.start_span("moex.layer", inside, attributes=facts, start_time=first)
             self._enrich(child, "moex.layer", facts, (last - first) * NS)
             child.end(last)
@@ -162,6 +172,18 @@ class StepSpans:
         if self.enrich:
             added, _ = self.enrich(name, "internal", facts, seconds)
             span.set_attributes(added)
+
+
+def _take(requests: dict[int, list[SpanContext]], told: NDArray[Any]) -> None:
+    """Holds what a batch tells of who a step is for; the oldest go first."""
+    from opentelemetry.trace import SpanContext, TraceFlags
+
+    kept = TraceFlags(TraceFlags.SAMPLED)
+    for step, high, low, span in zip(*(told[name].tolist() for name in TOLD), strict=True):
+        context = SpanContext(high << 64 | low, span, is_remote=True, trace_flags=kept)
+        requests.setdefault(step, []).append(context)
+    for step in list(requests)[:-WAITING]:
+        del requests[step]
 
 
 def _whose(meta: Meta) -> dict[str, Any]:

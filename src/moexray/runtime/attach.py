@@ -32,6 +32,7 @@ from moexray.runtime.guard import Guard, say_once
 from moexray.runtime.handle import Handle, Hook
 from moexray.runtime.on_device import GAUGES, OnDevice
 from moexray.runtime.recorder import Ring, Site, ring_folder
+from moexray.runtime.tracing import current_span
 
 if TYPE_CHECKING:
     from moexray.runtime.engines import Router
@@ -75,7 +76,7 @@ class Recording(Handle):
 
     def __init__(self, model: Any, *, by_kernels: bool | None = None, **options: Any) -> None:
         super().__init__("attach", self._put_in)
-        self.guard = Guard("attach")
+        self.guard = Guard("attach", told=False)
         self.ring: Ring | None = None
         self.reason = ""
         self._model, self._by_kernels, self._options = model, by_kernels, options
@@ -220,6 +221,10 @@ class _Clock:
             if self.on and self.allocations is not None:
                 self.allocations.begin()
             self._next_step(here)
+            if self.on and (span := current_span()) is not None:
+                began = _now()
+                self.ring.request(here.step, *span)
+                here.own_ns += _now() - began
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self._failed(why)
 

@@ -21,9 +21,14 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["PATIENCE", "VARIABLE", "Figures", "Guard", "renew_in_children", "say_once", "switch"]
+__all__ = [
+    "MOST", "OTHERS", "PATIENCE", "TALLIES", "VARIABLE", "Figures", "Guard", "Tally", "renew_in_children",
+    "say_once", "switch",
+]  # fmt: skip
 
 VARIABLE = "MOEXRAY_OFF"
+MOST = 16  # remedies that are told apart in a process: their names become labels of a metric
+OTHERS = "other"  # the name of the rest
 PATIENCE = 8  # fallbacks; a fault that is still there after so many is no accident (our choice)
 _ALL = {"all", "1", "true", "yes", "on"}
 _ERROR_CHARS = 300  # of an error's first line: torch's are followed by a stack of C++
@@ -95,29 +100,62 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class Tally:
+    """What the guards of one name came to in this process since its start, those that are gone included.
+
+    A recording writes it beside its steps. A forked child counts from 0.
+
+    Attributes:
+        applied: Calls that the remedy answered.
+        fallbacks: Times it raised, or went down to a lower rung.
+        skipped: Calls that went straight to the original path.
+        lock: To be held for a change.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.renew()
+        renew_in_children(self)
+
+    def renew(self) -> None:
+        """Begins anew, with a lock of its own."""
+        self.lock = threading.Lock()
+        self.applied = self.fallbacks = self.skipped = 0
+
+
+TALLIES: list[Tally] = []  # of this process, in the order of their first guards; none is ever taken out
+
+
+def _tally(name: str) -> Tally:
+    with _lock:
+        if len(TALLIES) >= MOST - 1 and all(t.name != name for t in TALLIES):
+            name = OTHERS
+        for tally in TALLIES:
+            if tally.name == name:
+                return tally
+        TALLIES.append(Tally(name))
+        return TALLIES[-1]
+
+
 class Guard:
     """Stands between the host and one remedy; nothing that the remedy raises reaches the host.
 
-    After `patience` fallbacks the remedy is left alone until `reset`. Threads may share a guard; its lock
-    is held for counting only.
+    After `patience` fallbacks the remedy is left alone until `reset`. Threads may share a guard; the lock of
+    its tally is held for counting only.
 
     Args:
         name: Of the remedy: what MOEXRAY_OFF and `switch` call it.
         patience: Fallbacks before the remedy is given up.
+        told: It guards a remedy: what it does is told to who reads a recording of this process.
     """
 
-    def __init__(self, name: str, *, patience: int = PATIENCE) -> None:
+    def __init__(self, name: str, *, patience: int = PATIENCE, told: bool = True) -> None:
         words = set(re.split(r"[\s,;]+", os.environ.get(VARIABLE, "").lower()))
         self.name, self.patience = name, patience
         self._banned = bool(words & {name.lower(), *_ALL})
-        self.renew()
-        renew_in_children(self)
+        self._tally = _tally(name) if told else Tally(name)
         self._calls = self._fallbacks = self._skipped = self._spent = 0
         self._error = ""
-
-    def renew(self) -> None:
-        """Makes the lock, in a forked child anew."""
-        self._lock = threading.Lock()
 
     @property
     def on(self) -> bool:
@@ -132,22 +170,42 @@ class Guard:
         KeyboardInterrupt and SystemExit.
         """
         on = self.on
-        with self._lock:
+        with self._tally.lock:
             self._calls += 1
-            self._skipped += not on
         if not on:
+            self.passed()
             return original(*args, **kwargs)
         try:
-            return remedy(*args, **kwargs)
+            result = remedy(*args, **kwargs)
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self.failed(why)
-        return original(*args, **kwargs)
+            return original(*args, **kwargs)
+        self.applied()
+        return result
+
+    def applied(self) -> None:
+        """Counts what the remedy did; `run` does so itself."""
+        with self._tally.lock:
+            self._tally.applied += 1
+
+    def passed(self) -> None:
+        """Counts what went straight to the original path; `run` does so itself."""
+        with self._tally.lock:
+            self._skipped += 1
+            self._tally.skipped += 1
+
+    def went_down(self) -> None:
+        """Counts a fallback that costs no patience: the remedy itself has another way."""
+        with self._tally.lock:
+            self._fallbacks += 1
+            self._tally.fallbacks += 1
 
     def failed(self, why: Exception) -> None:
         """Counts a fallback and tells it; for remedies that find their own way back."""
         text = f"{type(why).__name__}: {why}".partition("\n")[0][:_ERROR_CHARS]
-        with self._lock:
+        with self._tally.lock:
             self._fallbacks += 1
+            self._tally.fallbacks += 1
             self._spent += 1
             self._error = text
         say_once(
@@ -158,10 +216,10 @@ class Guard:
 
     def reset(self) -> None:
         """Gives the remedy its patience back; the counters go on."""
-        with self._lock:
+        with self._tally.lock:
             self._spent = 0
 
     def figures(self) -> Figures:
         """The counters, taken together."""
-        with self._lock:
+        with self._tally.lock:
             return Figures(self._calls, self._fallbacks, self._skipped, self._error)

@@ -30,6 +30,7 @@ import numpy as np
 
 from moexray.core.errors import UsageError
 from moexray.runtime import ring_file
+from moexray.runtime.guard import TALLIES
 from moexray.runtime.ring_file import (
     DESCRIPTION,
     FOLDER_VARIABLE,
@@ -37,9 +38,11 @@ from moexray.runtime.ring_file import (
     LIVE,
     MAGIC,
     RECORD,
+    REQUEST,
     ROUTER,
     SCHEMA,
     STEP,
+    TOTALS_AT,
     Layout,
     Site,
     is_running,
@@ -74,7 +77,8 @@ Call = tuple[int, int, int, "np.ndarray[Any, Any] | list[list[int]]"]  # site, t
 
 _PACK = struct.Struct("@QqqqqQihHII")  # RECORD; native: whole words, on machines that are little endian
 _DONE = struct.Struct("@QQQ")  # steps, own_ns, step_ns of LIVE
-_HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT = range(len(LIVE))
+_LINK = struct.Struct("@QqQQQQihHII")  # LINK, in the shape of a RECORD
+_HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT, _REMEDIES = range(len(LIVE))
 _LIVE_AT = ring_file.LIVE_AT
 _DONE_AT = _LIVE_AT + 8 * _STEPS
 _numbers = count()
@@ -102,6 +106,7 @@ class Ring:
     _n: int  # records written
     _done: int  # steps
     _own_ns: int
+    _told: int  # names of remedies
     _step_ns: int
     _first: int  # offset of the first slot
     _size: int  # of a slot
@@ -224,6 +229,25 @@ class Ring:
             self._step_ns += max(t1_ns - t0_ns, 0)
             _DONE.pack_into(memory, _DONE_AT, self._done, self._own_ns, self._step_ns)
             live[_BEAT] = t1_ns
+            if TALLIES:
+                self._tell_remedies()
+
+    def request(self, step: int, trace_id: int, span_id: int) -> None:
+        """Records a span that a step is done for, before its end: trace id of 128 bits, span id of 64."""
+        with self._lock:
+            if self._forked:
+                self._open_own()
+            number = self._n
+            place = self._first + number % self._slots * self._size
+            high, low = trace_id >> 64, trace_id & 0xFFFF_FFFF_FFFF_FFFF
+            _LINK.pack_into(self._memory, place, number, step, high, low, span_id, 0, -1, -1, REQUEST, 0, 0)
+            self._live[_HEAD] = self._n = number + 1
+
+    def _tell_remedies(self) -> None:
+        """What the remedies of this process did; names first."""
+        told = ring_file.put_remedies(self._memory, self._words, TALLIES[:], self._told)
+        if told > self._told:
+            self._live[_REMEDIES] = self._told = told
 
     def _put_few(self, step: int, calls: Sequence[Call]) -> None:
         """Calls of few pairs without numpy: its code is cold in a running model, the interpreter is not."""
@@ -275,6 +299,7 @@ class Ring:
         """Says that no more will come; the file stays for its readers, but is not held here. Safe twice."""
         with self._lock:
             if not self._forked:  # else it is still the parent's
+                self._tell_remedies()
                 self._live[_BEAT], self._live[_CLOSED] = time.monotonic_ns(), 1
                 self._map_private()
         _open.discard(self)
@@ -326,7 +351,7 @@ class Ring:
 
     def _map(self) -> None:
         layout, memory = self.layout, self._memory
-        self._done = self._own_ns = self._step_ns = 0
+        self._done = self._own_ns = self._step_ns = self._told = 0
         self._n, self._first, self._size = 0, layout.slots_at, layout.record_bytes
         self._slots, self._experts, self._keep = layout.slots, layout.experts, layout.ids
         self._zeros = np.zeros(layout.experts, np.int64)
@@ -337,7 +362,7 @@ class Ring:
         self._values[:] = np.nan
         self._totals = list(layout.totals(memory).view(np.int64))  # as bincount counts: no cast
         self._words = memoryview(memory)[: layout.size // 8 * 8].cast("Q")
-        self._totals_at = DESCRIPTION[1] // 8
+        self._totals_at = TOTALS_AT // 8
         self._tokens_at = self._totals_at + layout.routers * layout.experts
         tokens: Any = layout.tokens(memory)
         self._tokens = memoryview(tokens)

@@ -1,8 +1,8 @@
 """The file of a ring: where what lies in it, in which folder, and whether its writer still runs.
 
-Layout, little endian: LIVE words from 64, gauges from 256, the description (JSON) from 512, then totals
-uint64 [sites, experts] and tokens uint64 [sites], then the slots: a RECORD, counts uint32 [experts], ids
-int16 [ids].
+Layout, little endian: LIVE words from 64, gauges from 256, the description (JSON) from 512, REMEDY entries,
+then totals uint64 [sites, experts] and tokens uint64 [sites], then the slots: a RECORD, counts uint32
+[experts], ids int16 [ids]. The slot of a request that a step served holds a LINK in place of the RECORD.
 """
 
 from __future__ import annotations
@@ -18,27 +18,38 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moexray.core.errors import UsageError
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from moexray.runtime.guard import Tally
+
 __all__ = [
     "DESCRIPTION",
     "FOLDER_VARIABLE",
     "GAUGES",
+    "LINK",
     "LIVE",
     "LIVE_AT",
     "MAGIC",
     "RECORD",
+    "REMEDIES_AT",
+    "REMEDY",
+    "REQUEST",
     "ROUTER",
     "SCHEMA",
     "STEP",
+    "TOTALS_AT",
     "Layout",
     "Site",
     "is_running",
     "namespace",
+    "put_remedies",
     "ring_folder",
     "started",
     "sweep",
@@ -46,13 +57,14 @@ __all__ = [
 ]
 
 FOLDER_VARIABLE = "MOEXRAY_RINGS"
-SCHEMA = "moexray.ring/1"
+SCHEMA = "moexray.ring/2"
 MAGIC = b"moexring"
-ROUTER, STEP = 1, 2  # kinds of records
+ROUTER, STEP, REQUEST = 1, 2, 3  # kinds of records
 GAUGES = 32  # at most
-DESCRIPTION = 512, (64 << 10)  # offset and end of the JSON text: 58 sites take 4 KiB
+DESCRIPTION = 512, (63 << 10)  # offset and end of the JSON text: 58 sites take 4 KiB
+REMEDIES_AT, TOTALS_AT = DESCRIPTION[1], 64 << 10  # offsets of the REMEDY entries and of the totals
 LIVE_AT = 64  # offset of LIVE
-LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns")  # uint64 each, from offset 64
+LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns", "remedies")  # uint64 each
 RECORD = np.dtype(
     {
         "names": ["seq", "step", "t0_ns", "t1_ns", "stream", "graph",
@@ -61,6 +73,15 @@ RECORD = np.dtype(
         "itemsize": 64,
     }
 )  # fmt: skip
+LINK = np.dtype(
+    {
+        "names": ["seq", "step", "trace_high", "trace_low", "span", "kind"],
+        "formats": ["<u8", "<i8", "<u8", "<u8", "<u8", "<u2"],
+        "offsets": [0, 8, 16, 24, 32, 54],
+        "itemsize": RECORD.itemsize,
+    }
+)  # the span, by its ids, that a step was done for
+REMEDY = np.dtype([("name", "S40"), ("applied", "<u8"), ("fallback", "<u8"), ("skipped", "<u8")])
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +142,7 @@ class Layout:
     @property
     def slots_at(self) -> int:
         """Offset of the first slot."""
-        return DESCRIPTION[1] + 8 * self.routers * (self.experts + 1)
+        return TOTALS_AT + 8 * self.routers * (self.experts + 1)
 
     @property
     def size(self) -> int:
@@ -130,18 +151,37 @@ class Layout:
 
     def totals(self, memory: Any) -> np.ndarray[Any, Any]:
         """uint64 [sites, experts]: pairs since the ring was made."""
-        flat = np.frombuffer(memory, np.uint64, self.routers * self.experts, DESCRIPTION[1])
+        flat = np.frombuffer(memory, np.uint64, self.routers * self.experts, TOTALS_AT)
         return flat.reshape(self.routers, self.experts)
 
     def tokens(self, memory: Any) -> np.ndarray[Any, Any]:
         """uint64 [sites]: rows since the ring was made."""
-        place = DESCRIPTION[1] + 8 * self.routers * self.experts
+        place = TOTALS_AT + 8 * self.routers * self.experts
         return np.frombuffer(memory, np.uint64, self.routers, place)
 
     def slots_of(self, memory: Any) -> np.ndarray[Any, Any]:
         """uint8 [slots, record_bytes]."""
         flat = np.frombuffer(memory, np.uint8, self.slots * self.record_bytes, self.slots_at)
         return flat.reshape(self.slots, self.record_bytes)
+
+
+def put_remedies(memory: Any, words: Any, tallies: Sequence[Tally], told: int) -> int:
+    """Writes what remedies did; how many stand there now.
+
+    Args:
+        memory: The file.
+        words: The same as uint64.
+        tallies: In the same order each time.
+        told: So many names stand there already.
+    """
+    size = REMEDY["name"].itemsize
+    for number, tally in enumerate(tallies):
+        at = REMEDIES_AT + number * REMEDY.itemsize
+        if number >= told:
+            memory[at : at + size] = tally.name.encode()[:size].ljust(size, b"\0")
+        word = (at + size) // 8
+        words[word], words[word + 1], words[word + 2] = tally.applied, tally.fallbacks, tally.skipped
+    return len(tallies)
 
 
 def ring_folder(folder: str | Path | None = None, *, make: bool = False) -> Path:

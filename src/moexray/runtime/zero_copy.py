@@ -272,6 +272,7 @@ class Port:
                 or this is switched off.
         """
         if not self.guard.on:
+            self.guard.passed()
             raise ExchangeError("parcels are switched off", hint=f"copy; see {VARIABLE} and guard.switch")
         parcel._unmap()  # noqa: SLF001
         fd, event = parcel._fd, parcel._event  # noqa: SLF001
@@ -284,6 +285,7 @@ class Port:
         parcel._fds.detach()  # noqa: SLF001
         os.close(fd)
         parcel._fd = parcel._event = -1  # noqa: SLF001
+        self.guard.applied()
         return Ticket(event, self.socket)
 
     def receive(self, timeout_s: float = 5.0) -> Parcel:

@@ -43,7 +43,7 @@ class ExchangeHandle(Handle):
 
     def __init__(self, group: Any, exchange: Exchange | None, reason: str) -> None:
         super().__init__(NAME, self._replace)
-        self.reason, self.passed = reason, 0
+        self.reason, self.passed, self._guard = reason, 0, Guard(NAME)
         self._group, self._exchange = group, exchange
         self._staging: dict[str, Any] = {}
         self._pid, self._turn = os.getpid(), threading.RLock()
@@ -72,6 +72,11 @@ class ExchangeHandle(Handle):
         self.on_detach(self._exchange.close)
         self.replace(distributed, _FUNCTION, _wrap(self, distributed.all_to_all_single))
 
+    def pass_on(self) -> None:
+        """Counts a call that goes the original way."""
+        self.passed += 1
+        self._guard.passed()
+
     def covers(self, group: Any, *, async_op: bool) -> bool:
         """The call goes over the ladder. Only what is equal on all ranks decides."""
         if group is None:
@@ -96,7 +101,7 @@ class ExchangeHandle(Handle):
             except UsageError:  # closed: nothing was sent
                 if self.attached:
                     raise
-            self.passed += 1  # detached while this thread waited for its turn
+            self.pass_on()  # detached while this thread waited for its turn
             call()
 
     def _exchange_tensors(
@@ -188,12 +193,12 @@ def _wrap(handle: ExchangeHandle, original: Callable[..., Any]) -> Callable[...,
             return original(output, input, output_split_sizes, input_split_sizes, group, async_op)
 
         if not handle.covers(group, async_op=async_op) or _is_captured(output):
-            handle.passed += 1
+            handle.pass_on()
             return call()
         world = handle.world
         sizes = _sizes(output, output_split_sizes, world), _sizes(input, input_split_sizes, world)
         if sizes[0] is None or sizes[1] is None or output.dtype != input.dtype:
-            handle.passed += 1
+            handle.pass_on()
             return call()  # what torch refuses it shall refuse in its own words
         handle.exchange_tensors(call, output, input, (sizes[0], sizes[1]))
         return None

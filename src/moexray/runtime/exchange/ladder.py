@@ -62,7 +62,9 @@ class Exchange:
     def __init__(
         self, mesh: Mesh, rung: Rung, options: Options, fallbacks: list[Fallback], process_group: object
     ) -> None:
-        self._mesh, self._rung, self._options, self._fallbacks = mesh, rung, options, fallbacks
+        self._mesh, self._rung, self._options = mesh, rung, options
+        self._guard, self._fallbacks = Guard(NAME), list[Fallback]()
+        self._went_down(fallbacks)
         self._process_group = process_group
         self.rank, self.world = mesh.rank, len(mesh.links) + 1
         self._pid, self._busy = os.getpid(), threading.Lock()
@@ -283,10 +285,16 @@ class Exchange:
         self._rung, steps = _descend(
             self._mesh, self._options, self._process_group, (self._rung.name, why.refusals)
         )
+        self._went_down(steps)
+
+    def _went_down(self, steps: list[Fallback]) -> None:
         self._fallbacks += steps
+        for _ in steps:
+            self._guard.went_down()
 
     def _count(self, sent: int, received: int) -> None:
         self._exchanges += 1
+        self._guard.applied()
         self._sent += sent
         self._received += received
 
