@@ -166,7 +166,7 @@ class Ring:
             if self._forked:
                 self._open_own()
             pairs = int(counts.sum())
-            self._put_counts(site, step, t0_ns, t1_ns, rows, pairs, counts, stream, graph)
+            self._put_counts(site, step, (t0_ns, t1_ns), rows, pairs, counts, (stream, graph))
 
     def _put(
         self, site: int, step: int, t0: int, t1: int, rows: int, ids: Any, stream: int = 0, graph: int = 0,
@@ -175,17 +175,17 @@ class Ring:
         if ids is not None:
             ids = ids.reshape(-1)
             counts, pairs = _counts(ids, self._experts), ids.size
-        self._put_counts(site, step, t0, t1, rows, pairs, counts, stream, graph, ids)
+        self._put_counts(site, step, (t0, t1), rows, pairs, counts, (stream, graph), ids)
 
     def _put_counts(
-        self, site: int, step: int, t0: int, t1: int, rows: int, pairs: int, counts: np.ndarray[Any, Any],
-        stream: int, graph: int, ids: np.ndarray[Any, Any] | None = None,
+        self, site: int, step: int, times: tuple[int, int], rows: int, pairs: int,
+        counts: np.ndarray[Any, Any], where: tuple[int, int], ids: np.ndarray[Any, Any] | None = None,
     ) -> None:  # fmt: skip
         number = self._n
         at = number % self._slots
         _PACK.pack_into(
             self._memory, self._first + at * self._size,
-            number, step, t0, t1, stream, graph, self._layers[site], site, ROUTER, rows, pairs,
+            number, step, *times, *where, self._layers[site], site, ROUTER, rows, pairs,
         )  # fmt: skip
         self._counts[at] = counts
         total = self._totals[site]
