@@ -1,20 +1,31 @@
 """What remedies do inside an engine is on the exporter's page, in another process."""
 
+import contextlib
+import os
 import re
 import sys
+import time
+from pathlib import Path
 
 import pytest
 
 import live_servers as servers
 from live_engine import Engine
+from moexray.core.errors import ExchangeError
 from moexray.live.drain import Drain
 from moexray.live.engines import Engines
 from moexray.live.folder import Names
 from moexray.live.page import Page
 from moexray.runtime import guard as guards
-from moexray.runtime import recorder
+from moexray.runtime import recorder, zero_copy
+from moexray.runtime.arena import Arena, ExpertSlots
+from moexray.runtime.buffers import BufferPool
+from moexray.runtime.exchange import Options
+from moexray.runtime.exchange.ladder import Exchange
+from moexray.runtime.gc_window import GcWindow
 from moexray.runtime.guard import Guard
 from moexray.runtime.recorder import Ring
+from moexray.runtime.rescheduler import Rescheduler
 
 NAME = "moex_remedy_actions_total"
 OUTCOMES = ("applied", "fallback", "skipped")
@@ -149,8 +160,6 @@ def test_names_are_bounded(folder, tallies):
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_a_forked_child_counts_from_zero(folder, tallies):
-    import os
-
     ring, guard = Ring([], FACTS, folder=folder), Guard("buffers")
     guard.run(int, int)
     ring.step(0, 0, 1)
@@ -163,3 +172,53 @@ def test_a_forked_child_counts_from_zero(folder, tallies):
     source = Engines(Page(), Drain(folder), Names())
     source.update()
     assert source.page.value(NAME, "M", "e", 0, "buffers", "applied") == 2
+
+
+def parcels():
+    here, there = zero_copy.Port.pair()
+    with here, there, zero_copy.Parcel.make(4096) as parcel, contextlib.suppress(ExchangeError):
+        here.send(parcel).close()
+
+
+def exchanged():
+    with contextlib.suppress(ExchangeError), Exchange.open(f"tally {time.monotonic_ns()}", 0, 1, Options(rungs=("gloo", "shm"))) as one:
+        one.all_to_all(b"abc", [3])
+
+
+def collected():
+    with GcWindow() as window:
+        window.between()
+
+
+def leased():
+    slots = ExpertSlots(Arena(1 << 16), slots=2, slot_bytes=16)
+    slots.lease("a", lambda view: None).__exit__(None, None, None)
+
+
+ACTS = {
+    "buffers": lambda: BufferPool().empty(3, "f4"), "arena": lambda: Arena(1 << 16).allocate(10), "experts": leased,
+    "rescheduler": lambda: Rescheduler(100, bool).look(0.0, 1, pending=False, blocks=()), "gc-window": collected,
+    "zero-copy": parcels, "exchange": exchanged,
+}  # fmt: skip
+
+
+def test_every_remedy_with_a_switch_is_told():
+    text = (Path(__file__).parents[2] / "docs" / "remedies.md").read_text().partition("What all of them hold")[0]
+    switches = {name for row in re.findall(r"^\|[^|]*\|[^|]*\|([^|]*)\|", text, re.MULTILINE) for name in re.findall(r"`(.+?)`", row)}
+    assert switches == {*ACTS, "router"}  # that one: above, in an engine
+
+
+@pytest.mark.parametrize("name", ACTS)
+def test_what_a_remedy_does_and_leaves_is_told(tallies, name):
+    def counts():
+        [one] = [t for t in tallies if t.name == name]
+        return one.applied, one.fallbacks, one.skipped
+
+    ACTS[name]()
+    assert counts() == (1, int(name == "exchange"), 0)  # it went down from gloo, for want of a group
+    guards.switch(name, on=False)
+    try:
+        ACTS[name]()
+    finally:
+        guards.switch(name, on=True)
+    assert counts() == (1, int(name == "exchange"), int(name != "exchange"))  # that one is refused before a call
