@@ -157,13 +157,15 @@ def test_layers_without_a_number_of_their_own_are_told_by_path(folder):
     assert [get(engines, "moex_routed_choices_total", p) for p in ("enc.0.gate", "dec.0.gate", "gate")] == [1, 1, 1]
 
 
-def test_a_file_that_is_no_ring_and_calls_that_failed_are_counted_once(folder):
+def test_a_file_that_is_no_ring_and_calls_that_failed_are_counted_once(folder, caplog):
     (folder / "1-2-3.ring").write_bytes(b"nothing")
     ring, engines = Ring(SITES, FACTS, folder=folder), source(folder)
     ring.failed()
     engines.update()
     engines.update()
     assert engines.page.value("moex_exporter_dropped_total", "rings", "refused") == 1
+    [told] = [r.getMessage() for r in caplog.records]  # once
+    assert "not a ring of moexray" in told
     assert engines.page.value("moex_exporter_dropped_total", "records", "not_recorded") == 1
     [lag] = [s.value for s in engines.page.samples() if s.name == "moex_exporter_lag_seconds"]
     assert 0 <= lag < 60

@@ -6,6 +6,7 @@ durations of steps) counts those that were overwritten before they were read as 
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from moexray.live.page import Page, Scope
 
 __all__ = ["Engines"]
+
+_log = logging.getLogger(__name__)
 
 NS = 1e-9
 EVERY_S = 0.2  # a ring of 16 MiB holds 15,000 records of 256 experts: 1,000 steps a second of 58 layers
@@ -93,6 +96,8 @@ class Engines:
         self._ended = {r.process for r, _ in given if r.path not in self.drain.readers and r.ended()}
         if len(self.drain.refused) > self._refused:
             self.page.drop("rings", "refused", len(self.drain.refused) - self._refused)
+            for path, why in list(self.drain.refused.items())[self._refused :]:
+                _log.warning("%s: %s", path, why)
             self._refused = len(self.drain.refused)
 
     def _pace(self, filled: float) -> None:
