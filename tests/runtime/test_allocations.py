@@ -3,6 +3,8 @@
 import atexit
 import logging
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -101,26 +103,30 @@ def test_a_dump_that_fails_is_told_once_and_leaves_nothing(tmp_path, gpu, monkey
     assert gpu.entries == 0
 
 
-def test_the_profile_of_a_cpu_is_kept(tmp_path):
+def one_step(allocations):
+    allocations.begin()
+    torch.ones(1000).sum()
+    allocations.step_ended()
+
+
+def test_the_profiles_of_a_cpu_are_kept(tmp_path):
     allocations = Allocations(tmp_path, "cpu", "rank0_1")
     for _ in range(WARM + STEPS + 1):
-        allocations.begin()
-        torch.ones(1000).sum()
-    assert not torch.autograd.profiler._is_profiler_enabled
-    assert [path.name for path in (tmp_path / "traces").iterdir()] == ["cpu_memory_rank0_1.json"]
+        one_step(allocations)
+        assert not torch.autograd.profiler._is_profiler_enabled
+    names = sorted(path.name for path in (tmp_path / "traces").iterdir())
+    assert names == [f"cpu_memory_rank0_1-{k}.json" for k in range(1, STEPS + 1)]
 
 
 @pytest.mark.parametrize("ended_by", ["step", "detach"])
 def test_the_profiler_is_off_where_the_bundle_cannot_be_written(tmp_path, caplog, ended_by):
     (tmp_path / "file").write_text("no folder")
     allocations = Allocations(tmp_path / "file", "cpu", "rank0_1")
-    for _ in range(WARM + 1):
-        allocations.begin()
+    for _ in range(WARM):
+        one_step(allocations)
+    allocations.begin()
     assert torch.autograd.profiler._is_profiler_enabled
-    for _ in range(STEPS * (ended_by == "step")):
-        allocations.begin()
-    if ended_by == "detach":
-        allocations.end()
+    allocations.step_ended() if ended_by == "step" else allocations.end()
     assert not torch.autograd.profiler._is_profiler_enabled
     assert "allocations are not recorded: NotADirectoryError" in caplog.text
 
@@ -128,8 +134,49 @@ def test_the_profiler_is_off_where_the_bundle_cannot_be_written(tmp_path, caplog
 def test_a_profile_that_is_too_large_is_left_out(tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(module, "MOST_BYTES", 10)
     allocations = Allocations(tmp_path, "cpu", "rank0_1")
-    for _ in range(WARM + 2):
-        allocations.begin()
-    allocations.end()
+    for _ in range(WARM + 1):
+        one_step(allocations)
     assert list((tmp_path / "traces").iterdir()) == []
     assert "passes 10 bytes" in caplog.text
+
+
+# How a program may end or go on while its steps are profiled. Each ended by a fault of PyTorch's, or hung in
+# it, where the profiler ran from one step to the next.
+PROGRAM = """
+import os, sys, threading
+import torch
+from moexray.runtime.allocations import WARM, Allocations
+allocations = Allocations(sys.argv[1], "cpu", "rank0_1")
+def step():
+    allocations.begin()
+    torch.ones(1000).sum()
+    allocations.step_ended()
+def in_thread(call):
+    thread = threading.Thread(target=call)
+    thread.start()
+    thread.join()
+for _ in range(WARM + 1):
+    step()
+"""
+ENDS = {
+    "ends between two steps": "sys.exit(7)",
+    "is interrupted within a step": "allocations.begin(); sys.exit(7)",
+    "runs each step in a thread of its own": "[in_thread(step) for _ in range(20)]; sys.exit(7)",
+    "is in a step of another thread": "allocations.begin(); in_thread(step); allocations.step_ended(); sys.exit(7)",
+    "forks": """
+child = os.fork()
+for _ in range(20):
+    step()
+if child:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+sys.exit(7)
+""",
+}
+
+
+@pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
+def test_a_program_ends_as_it_would_without_a_profile(tmp_path, end):
+    line = [sys.executable, "-c", PROGRAM + end, str(tmp_path)]
+    done = subprocess.run(line, capture_output=True, timeout=120)
+    assert done.returncode == 7, done.stderr.decode()
+    assert list((tmp_path / "traces").glob("*-1.json"))

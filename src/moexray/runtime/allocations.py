@@ -3,7 +3,11 @@
 On a GPU PyTorch's own history of the allocator is switched on (a ring of HISTORY events, about 2 us each)
 and dumped when memory runs out, every EVERY_S seconds and at exit: memory/snapshot_rankN_PID.pickle. On a
 CPU there is no such history: the profiler's memory events of STEPS steps, after WARM others, become
-traces/cpu_memory_rankN_PID.json; those steps are slower, so their latency is not the service's.
+traces/cpu_memory_rankN_PID-K.json; those steps are slower, so their latency is not the service's.
+
+PyTorch's profiler belongs to a thread, and ends the process with a fault where another thread stops it or the
+interpreter ends while it runs; a forked child hangs in it. So it runs inside one forward at a time, in the
+thread of that forward, and never in a child; children leave without its library's destructors.
 
 A history that the host keeps, or a profiler that it runs, is left alone; so nothing is recorded then. The end
 dumps once more and stops the history. PyTorch cannot take an observer of lost memory off: ours stays, idle.
@@ -15,9 +19,13 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import ctypes
 import logging
 import math
+import os
+import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,11 +37,12 @@ if TYPE_CHECKING:
 __all__ = ["Allocations"]
 
 WARM, STEPS = 3, 4  # steps of the CPU profile (our choice)
-MOST_BYTES = 32 << 20  # of its file; a larger one is deleted (our choice)
+MOST_BYTES = 8 << 20  # of the file of a step; a larger one is deleted (our choice)
 HISTORY = 50_000  # events; a dump of so many takes some 20 MB with Python stacks (our choice)
 EVERY_S = 30.0  # seconds between two dumps (our choice)
 
 _log = logging.getLogger(__name__)
+_one = threading.Lock()
 
 
 class Allocations:
@@ -48,8 +57,14 @@ class Allocations:
     def __init__(self, folder: str | Path, device: str, name: str) -> None:
         self._folder, self._cuda, self._name = Path(folder), device.startswith("cuda"), name
         self._profile: Any = None
+        self._thread, self._pid = 0, os.getpid()  # of the profile; of who attached
         self._recording = False  # our history is on
         self._steps, self._next, self._on = 0, 0.0, True
+
+    @property
+    def by_profiles(self) -> bool:
+        """Whether the end of each step is to be told, too."""
+        return not self._cuda
 
     def begin(self) -> None:
         """Before a step."""
@@ -61,16 +76,39 @@ class Allocations:
             _say(why)
             self.end()
 
+    def step_ended(self) -> None:
+        """After a step, also one that raised, in its thread."""
+        if self._profile is not None and self._thread == threading.get_ident():
+            self._end_profile()
+
     def _profiled(self) -> None:
         import torch
 
-        if self._steps == WARM and not torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001 - theirs first
+        if os.getpid() != self._pid or self._steps >= WARM + STEPS:
+            self._on = False
+            return
+        with _one:  # of two threads at once the first has it
+            if self._profile is not None:
+                return
+            self._steps += 1
+            if self._steps <= WARM or torch.autograd.profiler._is_profiler_enabled:  # noqa: SLF001 - theirs first
+                return
+            _mind_children()
             activities = [torch.profiler.ProfilerActivity.CPU]
-            self._profile = torch.profiler.profile(activities=activities, profile_memory=True)
-            self._profile.start()
-        elif self._steps == WARM + STEPS:
-            self.end()
-        self._steps += 1
+            profile = torch.profiler.profile(activities=activities, profile_memory=True)
+            self._profile, self._thread = profile, threading.get_ident()
+            atexit.register(self.step_ended)  # an interrupt leaves a forward without its end
+            profile.start()
+
+    def _end_profile(self) -> None:
+        profile, self._profile = self._profile, None
+        atexit.unregister(self.step_ended)
+        try:
+            profile.stop()  # first: else it would stay on for the life of the process
+            name = f"cpu_memory_{self._name}-{self._steps - WARM}.json"
+            self._keep("traces", name, profile.export_chrome_trace, MOST_BYTES)
+        except Exception as why:  # noqa: BLE001 - the edge of a host engine
+            _say(why)
 
     def _history(self) -> None:
         import torch
@@ -99,13 +137,10 @@ class Allocations:
     def end(self) -> None:
         """Stops, and keeps what there is; safe twice. Never raises."""
         self._on = False
-        profile, self._profile = self._profile, None
+        self.step_ended()
         try:
             if self._recording:
                 self._end_history()
-            if profile is not None:
-                profile.stop()  # first: else it would stay on for the life of the process
-                self._keep("traces", f"cpu_memory_{self._name}.json", profile.export_chrome_trace, MOST_BYTES)
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             _say(why)
 
@@ -124,7 +159,7 @@ class Allocations:
             hidden.parent.mkdir(parents=True, exist_ok=True)
             write(str(hidden))
             if hidden.stat().st_size > most:
-                say_once(f"{name}: a profile of {STEPS} steps passes {most} bytes: left out", log=_log)
+                say_once(f"{name}: the profile of a step passes {most} bytes: left out", log=_log)
             else:
                 hidden.replace(hidden.with_suffix(""))
         except Exception as why:  # noqa: BLE001 - the edge of a host engine: its disk may be full
@@ -132,6 +167,21 @@ class Allocations:
         finally:
             with contextlib.suppress(OSError):
                 hidden.unlink(missing_ok=True)
+
+
+@cache
+def _mind_children() -> None:
+    """The profiler's library, once used, waits at a forked child's end for a thread that only the parent has.
+
+    So children end as those of multiprocessing do: by _exit, once Python has run its own handlers.
+    """
+
+    def in_child() -> None:
+        with contextlib.suppress(AttributeError, OSError):  # not glibc
+            libc = ctypes.CDLL(None)
+            libc.on_exit(libc._exit, None)  # runs before the destructors, which were registered earlier
+
+    os.register_at_fork(after_in_child=in_child)
 
 
 def _say(why: Exception) -> None:

@@ -135,7 +135,7 @@ class Recording(Handle):
         self.on_detach(blocks.clear)  # where somebody else's lies over ours, ours only passes on
         self.on_detach(self._model.register_forward_pre_hook(Hook(clock.begin)).remove)
         self.on_detach(self._model.register_forward_hook(Hook(clock.end)).remove)
-        if self._device is not None:
+        if self._device is not None or (allocations is not None and allocations.by_profiles):
             self.on_detach(self._model.register_forward_hook(Hook(clock.left), always_call=True).remove)
         self.on_detach(self.flush)
 
@@ -241,6 +241,8 @@ class _Clock:
 
     def left(self, _model: Any, _args: Any, _output: Any) -> None:
         """After `end`, and where the forward raised: the device is free for another thread."""
+        if self.allocations is not None:
+            self.allocations.step_ended()
         if self.device is not None and not self._compiling():
             here = self.here.forward
             here.inside, here.step = False, -1
