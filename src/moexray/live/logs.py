@@ -8,12 +8,9 @@ Source: opentelemetry-proto logs v1; Loki's push API in its JSON form.
 
 from __future__ import annotations
 
-import http.client
 import json
 import re
 import time
-import urllib.error
-import urllib.request
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
@@ -22,6 +19,7 @@ from moexray.core.errors import UsageError
 from moexray.core.redact import redact
 from moexray.live.json_path import json_path
 from moexray.live.otlp import grpc_place
+from moexray.live.post import Answer, post
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -185,21 +183,14 @@ def sender(url: str, encode: Encode, token: str = "") -> Callable[[list[Any]], b
 
     def send(records: list[Any]) -> bool:
         body, kind = encode(records)
-        headers = {"Content-Type": kind} | ({"Authorization": f"Bearer {token}"} if token else {})
+        answer = Answer(0)
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(FIRST_PAUSE_S * 2**attempt)
-            request = urllib.request.Request(url, body, headers, method="POST")  # noqa: S310
-            try:
-                with urllib.request.urlopen(request, timeout=10):  # noqa: S310
-                    return True
-            except urllib.error.HTTPError as why:
-                with why:
-                    if why.code < 500 and why.code != 429:
-                        return False
-            except (OSError, http.client.HTTPException):
-                continue
-        return False
+            answer = post(url, body, {"Content-Type": kind}, token=token, timeout_s=10)
+            if not answer.may_pass_later:
+                break
+        return answer.is_taken
 
     return send
 

@@ -1,6 +1,6 @@
 """Prometheus remote write 1.0: the page's samples as protobuf, compressed, sent with retries.
 
-What a receiver calls wrong (4xx but 429) is dropped and counted, never sent again; what may pass later
+What a receiver calls wrong (3xx, 4xx but 429) is dropped and counted, never sent again; what may pass later
 (429, 5xx, no connection) is sent again with growing pauses. The queue is bounded: while a receiver is away
 the oldest requests fall out and are counted.
 
@@ -9,14 +9,11 @@ Source: Prometheus remote-write specification 1.0; messages by their field numbe
 
 from __future__ import annotations
 
-import http.client
 import logging
 import random
 import struct
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import deque
 from dataclasses import dataclass
 from functools import cache
@@ -25,11 +22,13 @@ from typing import TYPE_CHECKING, Any
 from moexray import __version__
 from moexray.core.errors import UsageError
 from moexray.core.redact import redact
+from moexray.live.post import post
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from moexray.live.page import Page, Sample
+    from moexray.live.post import Answer
 
 __all__ = ["RemoteWrite", "Settings", "encode"]
 
@@ -154,6 +153,7 @@ class RemoteWrite:
         self.page, self.settings = page, settings
         self.sent = 0  # samples that were taken
         self._queue: deque[tuple[bytes, int]] = deque()
+        self._busy = False  # a request is on its way
         self._ready = threading.Condition()
         self._end = threading.Event()
         self._last: set[Labels] = set()
@@ -168,7 +168,7 @@ class RemoteWrite:
     def close(self, wait_s: float = 2.0) -> None:
         """Ends; what the receiver has not taken within `wait_s` is counted as lost."""
         deadline = time.monotonic() + wait_s
-        while self._queue and time.monotonic() < deadline:
+        while (self._queue or self._busy) and time.monotonic() < deadline:
             time.sleep(0.02)
         self._end.set()
         with self._ready:
@@ -199,7 +199,11 @@ class RemoteWrite:
 
     def _sampling(self) -> None:
         while not self._end.wait(self.settings.interval_s):
-            self.sample()
+            try:
+                self.sample()
+            except Exception:  # noqa: BLE001  # a bug of ours costs one sample of the page, not all to come
+                _log.exception("a sample of the page failed; please report this")
+                self.page.drop("updates", "failed")
 
     def _sending(self) -> None:
         while not self._end.is_set():
@@ -208,18 +212,20 @@ class RemoteWrite:
                 if self._end.is_set():
                     return
                 item = self._queue.popleft()
+                self._busy = True
             self._deliver(item)
+            self._busy = False
 
     def _deliver(self, item: tuple[bytes, int]) -> None:
         """Sends one request until it is taken, refused, or pushed out by younger ones."""
         pause = self.settings.first_pause_s
         body, count = item
         while True:
-            status, after_s = self._post(body)
-            if 200 <= status < 300:
+            answer = self._post(body)
+            if answer.is_taken:
                 self.sent += count
                 return
-            if 300 <= status < 500 and status != 429:
+            if not answer.may_pass_later:
                 self.page.drop("samples", "refused", count)
                 return
             with self._ready:
@@ -227,29 +233,20 @@ class RemoteWrite:
                     self.page.drop("samples", "queue_full", count)
                     return
             # a little chance, so that many exporters do not come back at one moment
-            if self._end.wait(max(after_s, pause * random.uniform(0.8, 1.2))):  # noqa: S311
+            asked_s = min(answer.after_s, self.settings.longest_pause_s)
+            if self._end.wait(max(asked_s, pause * random.uniform(0.8, 1.2))):  # noqa: S311
                 self.page.drop("samples", "closed", count)
                 return
             pause = min(2 * pause, self.settings.longest_pause_s)
 
-    def _post(self, body: bytes) -> tuple[int, float]:
-        """Status (0: no answer) and the seconds that the receiver asks to wait."""
+    def _post(self, body: bytes) -> Answer:
         headers = {
             "Content-Type": "application/x-protobuf", "Content-Encoding": "snappy",
             "X-Prometheus-Remote-Write-Version": "0.1.0", "User-Agent": f"moexray/{__version__}",
         }  # fmt: skip
-        if self.settings.token:
-            headers["Authorization"] = f"Bearer {self.settings.token}"
-        request = urllib.request.Request(self.settings.url, body, headers, method="POST")  # noqa: S310
-        try:
-            with urllib.request.urlopen(request, timeout=self.settings.timeout_s) as answer:  # noqa: S310
-                return answer.status, 0.0
-        except urllib.error.HTTPError as why:
-            with why:
-                text = why.read(300).decode("utf-8", "replace").strip()
-                _log.warning("remote write: %s answers %d: %s", redact(self.settings.url), why.code, text)
-                after = why.headers.get("Retry-After", "")
-                return why.code, min(float(after), self.settings.longest_pause_s) if after.isdigit() else 0.0
-        except (OSError, http.client.HTTPException) as why:
-            _log.warning("remote write: %s does not answer (%s)", redact(self.settings.url), why)
-            return 0, 0.0
+        settings = self.settings
+        answer = post(settings.url, body, headers, token=settings.token, timeout_s=settings.timeout_s)
+        if not answer.is_taken:
+            told = f"answers {answer.status}" if answer.status else "does not answer"
+            _log.warning("remote write: %s %s: %s", redact(settings.url), told, answer.text[:300].strip())
+        return answer

@@ -13,24 +13,23 @@ import re
 import subprocess
 import sys
 import time
-import urllib.error
-import urllib.request
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from moexray.core.errors import MoexrayError
 from moexray.live.folder import MANIFEST
+from moexray.live.post import post
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from moexray.live.jobs import Job
+    from moexray.live.post import Answer
 
 __all__ = [
     "Argo", "Grafana", "Local", "Result", "RetryError", "Runner", "latest_bundle", "log_line", "workflow",
 ]  # fmt: skip
 
-MAX_REPLY = 1 << 16  # bytes of an answer that are read
 NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?")  # of a namespace or template (RFC 1123)
 
 _log = logging.getLogger(__name__)
@@ -110,6 +109,7 @@ class Local:
                 done = subprocess.run(  # noqa: S603  # a fixed list; the path is the operator's
                     line, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.PIPE,
                     timeout=self.timeout_s, check=False,
+                    start_new_session=True,  # Ctrl-C ends the hook, which waits for the run, not the run
                 )  # fmt: skip
             except subprocess.TimeoutExpired as why:
                 took = f"diagnose ran for more than {self.timeout_s:.0f} s"
@@ -147,12 +147,12 @@ class Argo:
         """The workflow's name is made of the job's key: a second post of it is no second run."""
         body = {"workflow": workflow(job, self.namespace, self.template)}
         to = f"{self.url}/api/v1/workflows/{self.namespace}"
-        status, text = _post(to, body, self.token, self.timeout_s)
+        answer = _post(to, body, self.token, self.timeout_s)
         name = body["workflow"]["metadata"]["name"]
-        if 200 <= status < 300 or status == http.client.CONFLICT:
+        if answer.is_taken or answer.status == http.client.CONFLICT:
             return Result(name)
-        why = f"the Argo server answers {status}: {text[:200]}"
-        raise (RetryError if status >= 500 or status in (0, 429) else MoexrayError)(why, where=self.url)
+        why = f"the Argo server answers {answer.status}: {answer.text[:200]}"
+        raise (RetryError if answer.may_pass_later else MoexrayError)(why, where=self.url)
 
 
 def workflow(job: Job, namespace: str, template: str) -> dict[str, Any]:
@@ -200,23 +200,14 @@ class Grafana:
             "tags": ["moexray", *(f"{k}:{v}" for k, v in job.labels.items())],
             "text": f"{told}{link} trace {job.trace_id}",
         }
-        status, text = _post(f"{self.url}/api/annotations", body, self.token, 10.0)
-        if not 200 <= status < 300:
-            _log.warning("no annotation: %s answers %d: %s", self.url, status, text[:200])
+        answer = _post(f"{self.url}/api/annotations", body, self.token, 10.0)
+        if not answer.is_taken:
+            _log.warning("no annotation: %s answers %d: %s", self.url, answer.status, answer.text[:200])
 
 
-def _post(url: str, body: Any, token: str, timeout_s: float) -> tuple[int, str]:
-    """Status (0: no answer) and the begin of the text."""
-    headers = {"Content-Type": "application/json"} | ({"Authorization": f"Bearer {token}"} if token else {})
-    request = urllib.request.Request(url, json.dumps(body).encode(), headers, method="POST")  # noqa: S310
-    try:
-        with urllib.request.urlopen(request, timeout=timeout_s) as answer:  # noqa: S310
-            return answer.status, answer.read(MAX_REPLY).decode("utf-8", "replace")
-    except urllib.error.HTTPError as why:
-        with why:
-            return why.code, why.read(MAX_REPLY).decode("utf-8", "replace")
-    except (OSError, http.client.HTTPException) as why:
-        return 0, str(why)
+def _post(url: str, body: Any, token: str, timeout_s: float) -> Answer:
+    kind = {"Content-Type": "application/json"}
+    return post(url, json.dumps(body).encode(), kind, token=token, timeout_s=timeout_s)
 
 
 def log_line(job: Job) -> str:
