@@ -19,7 +19,7 @@ from moexray.live.remote_write import RemoteWrite, Settings
 from moexray.live.runs import Argo, Grafana, RetryError
 
 JOB = make_job("ab", "2026-01-02T03:04:05.678Z", {})
-TOKEN = "a-token-of-ours"  # noqa: S105
+TOKEN = "a-token-of-ours"
 
 
 class Raw:

@@ -1,5 +1,6 @@
-"""One POST to a receiver. A redirect is an answer like any other: it is not followed, for urllib would turn it
-into a GET, take the page behind it (a login, say) for a yes, and show that place the token.
+"""One POST to a receiver; whatever it answers is an answer, and a redirect is not followed.
+
+Urllib would make a GET of it, take the page behind it (a login, say) for a yes, and show that place the token.
 """
 
 from __future__ import annotations

@@ -179,7 +179,7 @@ def _mind_children() -> None:
     def in_child() -> None:
         with contextlib.suppress(AttributeError, OSError):  # not glibc
             libc = ctypes.CDLL(None)
-            libc.on_exit(libc._exit, None)  # runs before the destructors, which were registered earlier
+            libc.on_exit(libc["_exit"], None)  # runs before the destructors, which were registered earlier
 
     os.register_at_fork(after_in_child=in_child)
 
