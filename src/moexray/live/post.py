@@ -1,6 +1,6 @@
 """One POST to a receiver; whatever it answers is an answer, and a redirect is not followed.
 
-Urllib would make a GET of it, take the page behind it (a login, say) for a yes, and show that place the token.
+Urllib would make a GET of it, take the page behind it (a login, say) for a yes, and show it the token.
 """
 
 from __future__ import annotations
