@@ -45,12 +45,12 @@ class PressureSpec:
         seed: Of sizes and lifetimes.
     """
 
-    capacity: int = 1024 * MIB
-    fill: float = 0.95
+    capacity: int = 1536 * MIB
+    fill: float = 0.96
     calm: float = 0.7
-    births: int = 28
-    least: int = 96 * KIB
-    most: int = 960 * KIB
+    births: int = 16
+    least: int = 160 * KIB
+    most: int = 1440 * KIB
     page_bytes: int = 32 * KIB
     seed: int = 0
 
@@ -179,6 +179,8 @@ class Pressure:
         row = self._pages.open()
         if row is None or not self._pages.extend(row, size):
             raise UsageError("the pages are full", hint="fewer or smaller sequences")
+        mine = self._pages.table[row, : size // self.spec.page_bytes]
+        self._pages.view[mine, :: 4 * KIB] = 1  # as above: both layouts use what they ask for
         return row
 
     def _end(self) -> None:

@@ -15,6 +15,7 @@ __all__ = ["LENGTH", "PROMPTS", "Traffic", "arrivals", "fitted", "stale"]
 LENGTH, PROMPTS = 64, 10  # tokens of a prompt, prompts of a request
 OTHERS = 3  # prompts of a request that differ where most are identical
 SLACK = 0.03  # how far a placement that fits the usual mix may be from half and half
+HOT = 0.8  # share of the hot prompts' tokens that a placement gives rank 0: 1.6 times the mean of two ranks
 FLOOR = 1.0  # tokens that an expert counts at least, so that unused ones are spread, too
 
 
@@ -61,7 +62,7 @@ def arrivals(rng: np.random.Generator, requests: int, mean_s: float) -> np.ndarr
 
 
 def stale(usual: np.ndarray, hot: np.ndarray) -> np.ndarray:
-    """The placement on two ranks that fits the usual mix and gives rank 0 most of the hot one.
+    """The placement on two ranks that fits the usual mix and gives rank 0 some `HOT` of the hot one.
 
     Args:
         usual: [layers, experts] tokens of the usual mix.
@@ -78,7 +79,7 @@ def stale(usual: np.ndarray, hot: np.ndarray) -> np.ndarray:
     for before, after in zip(usual, hot, strict=True):
         off = np.abs(sets @ (before / before.sum()) - 0.5)
         fits = np.flatnonzero(off <= max(SLACK, float(off.min())))
-        best = sets[fits[np.argmax(sets[fits] @ after)]]
+        best = sets[fits[np.argmin(np.abs(sets[fits] @ after / after.sum() - HOT))]]
         out.append(np.concatenate([np.flatnonzero(best), np.flatnonzero(~best)]))
     return np.array(out)
 
