@@ -43,6 +43,15 @@ def test_both_layouts_hold_the_same_keys_and_values():
     assert sum(size for _, size in shared.blocks()) == int(pages.length.sum())
 
 
+@pytest.mark.parametrize("layout", ["shared", "split"])
+def test_keys_and_values_use_their_memory_in_both_layouts(layout):
+    memory = Memory.take(SPEC.capacity)
+    memory.raw[:] = 0
+    pressure = Pressure(SPEC, layout, memory)
+    held = sum(size for *_, size, _ in pressure._kv.alive)
+    assert memory.raw.sum() == held // (4 << 10)
+
+
 def test_the_history_leads_to_the_last_failure():
     pressure = worked("shared")
     assert pressure.failed is not None

@@ -10,7 +10,7 @@ import numpy as np
 from moexray.verify.lab.corpus import DOMAINS
 from moexray.verify.lab.model import Prompts
 
-__all__ = ["LENGTH", "PROMPTS", "Traffic", "arrivals", "fitted", "stale"]
+__all__ = ["HOT", "LENGTH", "PROMPTS", "Traffic", "arrivals", "fitted", "stale"]
 
 LENGTH, PROMPTS = 64, 10  # tokens of a prompt, prompts of a request
 OTHERS = 3  # prompts of a request that differ where most are identical
