@@ -231,6 +231,9 @@ def test_record_runs_a_server_and_its_bundle_counts_as_an_independent_count_does
         recorder = subprocess.Popen(command, env=env, stdout=file, stderr=subprocess.STDOUT, cwd=tmp_path)
     try:
         serve(url, recorder, log)
+        end = time.monotonic() + 60
+        while not any(bundle.glob("metrics/*.prom")) and time.monotonic() < end:
+            time.sleep(0.2)  # the page is asked for every 5 s; the prompts may take less
     finally:
         recorder.terminate()  # it hands the signal on, and writes the rest
         recorder.wait(120)
