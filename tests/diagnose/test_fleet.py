@@ -149,3 +149,14 @@ def test_findings_of_a_summary_survive_its_file(tmp_path):
     f = Finding("mem.x", "warn", 0.9, "c", Subject(rank=3), 1.0, 2.0, "bytes", (Evidence("a", "b", "c"),), ("mem.y",),
                 (remedy("comm-find-late-work", who="rank 3", what="x"),), ("a trace",), 5.0)
     assert _finding(json.loads(json.dumps(asdict(f)))) == f
+
+
+@pytest.mark.parametrize("name", ["*.parquet", "manifest.json", "summary.json"])
+@pytest.mark.parametrize("damage", [b"", b"no", b'{"schema": "moexray.unit/1"}', b"[]"])
+def test_a_damaged_summary_is_made_again(found, tmp_path, name, damage):
+    first = summarise(found[0], str(tmp_path))
+    assert summarise(found[0], str(tmp_path)) == replace(first, again=True)
+    for file in Path(first.folder).glob(name):
+        file.write_bytes(damage)
+    assert summarise(found[0], str(tmp_path)) == first
+    assert summarise(found[0], str(tmp_path)).again

@@ -78,6 +78,19 @@ def test_a_file_that_vanishes_fails_its_unit_alone(folder, tmp_path):
     assert sum(isinstance(o, str) for o in outcomes.values()) == 1
 
 
+def test_what_cannot_be_opened_is_told(folder, tmp_path):
+    place = tmp_path / "run"
+    place.mkdir()
+    for rank in range(2):
+        (place / f"rank{rank}.json.gz").symlink_to(sorted(folder.rglob("*.gz"))[rank])
+    (place / "rank8.json").symlink_to("rank8.json")
+    os.mkfifo(place / "rank9.json")
+    result = call("diagnose", place, "--executor", "processes", "--work", tmp_path / "w", "--format", "json")
+    skipped = {s["path"]: s["reason"] for s in json.loads(result.stdout)["skipped"]}
+    assert "cannot be opened" in skipped["rank8.json"]
+    assert skipped["rank9.json"] == "not a regular file"
+
+
 def test_an_empty_folder_is_an_error(tmp_path):
     (tmp_path / "empty").mkdir()
     result = call("diagnose", tmp_path / "empty", "--executor", "processes", "--work", tmp_path / "w")

@@ -91,7 +91,7 @@ def test_a_cell_shows_findings_and_obeys_nothing(tmp_path):
     shown = moexray.read(odd)._repr_html_()
     assert "<img" not in shown
     assert "&lt;img" in shown
-    assert "none" in moexray.diagnose(odd)._repr_html_()
+    assert "no verdict" in moexray.diagnose(odd)._repr_html_()
 
 
 def test_what_if_gives_frames(run):
@@ -135,3 +135,45 @@ def test_every_example_of_the_page_runs(tmp_path, monkeypatch):
         exec(compile(block, "docs/api.md", "exec"), scope)
     assert scope["found"].verdict == "mem.fragmentation"
     assert (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize("given", [None, 5, b"evil", [5], {}, {"a": 1}, "", "a\0b", "x" * 5000, "nowhere", [None], "s3://x/y"])
+@pytest.mark.parametrize("function", [moexray.read, moexray.diagnose, moexray.whatif])
+def test_what_is_no_path_is_named(function, given):
+    with pytest.raises(moexray.MoexrayError, match=r"is no path|does not exist|is empty|nothing to read"):
+        function(given)
+
+
+@pytest.mark.parametrize("bad", [0, -4, "4", 2.5, float("nan"), float("inf"), True])
+@pytest.mark.parametrize(("kind", "name"), [("placement", "gpus"), ("placement", "slots"), ("memory", "capacity")])
+def test_what_is_no_count_is_named(run, kind, name, bad):
+    needed = {"gpus": 4} if kind == "placement" else {}
+    with pytest.raises(moexray.MoexrayError, match=f"{name} is "):
+        moexray.whatif(run, kind, **{**needed, name: bad})
+
+
+def test_one_setting_needs_no_list_and_a_margin_no_quotes(run):
+    [row] = moexray.whatif(run, confs="expandable_segments:True", capacity=80e9).frame.filter(~pl.col("recorded")).to_dicts()
+    assert row["conf"] == "expandable_segments:True"
+    with pytest.raises(moexray.MoexrayError, match="neither a time nor a share"):
+        moexray.compare(run, run, margin=0.05)
+
+
+def test_columns_do_not_depend_on_what_was_found(run, tmp_path):
+    empty = moexray.diagnose(tmp_path)
+    assert empty.frame.schema == moexray.diagnose(run).frame.schema
+    assert moexray.read(tmp_path).inputs.schema == run.inputs.schema
+    assert "could be used" in empty._repr_html_()
+
+
+def test_the_report_of_a_notebook_is_the_commands(tmp_path):
+    from click.testing import CliRunner
+
+    from moexray.faces.cli.main import main
+
+    CliRunner().invoke(main, ["diagnose", str(INCIDENT), "--report", str(tmp_path / "a.html"), "--no-redact"])
+    moexray.diagnose(INCIDENT).report(tmp_path / "b.html")
+    links = [sorted(set(re.findall(r'class="where" href="([^"]+)"', (tmp_path / n).read_text()))) for n in ("a.html", "b.html")]
+    assert links[0] == links[1]
+    assert all((tmp_path / link).exists() for link in links[1])
+    assert 'id="trials"' in (tmp_path / "b.html").read_text()

@@ -155,3 +155,11 @@ def test_skipped_files_beyond_ten_are_counted():
     assert "... and 2 more files skipped" in as_text(document(skipped=skipped))
     assert "11.bin" in as_text(document(skipped=skipped), whole=True)
     assert "11.bin" in as_markdown(document(skipped=skipped), whole=True)
+
+
+def test_markdown_tells_what_was_seen_and_keeps_each_entry_in_its_line():
+    evil = "a.log\n## heading"
+    seen = [{"what": "waiting", "text": "3 requests\nwait", "evidence": []}]
+    text = as_markdown(document(finding("mem.x", claim="c\n# d"), seen=seen, skipped=[{"path": evil, "reason": evil}]))
+    assert "- seen, not judged: waiting: 3 requests wait" in text.splitlines()
+    assert not [line for line in text.splitlines() if line.startswith(("## heading", "# d", "wait"))]

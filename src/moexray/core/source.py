@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from moexray.core.errors import EmptyError, LimitError, ReadError
+from moexray.core.file_name import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -64,7 +65,7 @@ class Source:
     """
 
     def __init__(self, path: str, file: Path | None = None, content: bytes | None = None) -> None:
-        self.path, self.file = path, file
+        self.path, self.file = printable(path), file
         self.problems: list[Problem] = []
         self.parts: tuple[Source, ...] = ()
         self._content = content
@@ -356,7 +357,8 @@ def walk(path: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
     """Lists the regular files of a file or folder, sorted, links that loop left out.
 
     Returns:
-        (files, skipped): files as (name relative to the folder, path), skipped as (name, reason).
+        (files, skipped): files as (name relative to the folder, path), skipped as (name, reason). Names
+        are those to report (see `printable`); paths are those to open.
     """
     files: list[tuple[str, Path]] = []
     skipped: list[tuple[str, str]] = []
@@ -382,13 +384,14 @@ def walk(path: Path) -> tuple[list[tuple[str, Path]], list[tuple[str, str]]]:
                 skipped.append((name, f"cannot be opened ({why.strerror or why})"))
                 return
             for child in children:
-                visit(item / child, f"{name}/{child}" if name else child)
+                shown = printable(child)
+                visit(item / child, f"{name}/{shown}" if name else shown)
         elif not stat.S_ISREG(info.st_mode):
             skipped.append((name, "not a regular file"))
         elif info.st_size > MAX_DISK_BYTES:
             skipped.append((name, f"larger than {MAX_DISK_BYTES >> 30} GiB; give a shorter capture"))
         else:
-            files.append((name or item.name, item))
+            files.append((name or printable(item.name), item))
 
     visit(path, "")
     if len(files) >= MAX_FILES:

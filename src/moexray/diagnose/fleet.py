@@ -186,8 +186,9 @@ def _known(unit: Unit, place: Path, print_: str) -> Summary | None:
         if told["schema"] != SCHEMA or told["print"] != print_:
             return None
         found = tuple(map(_finding, told["findings"]))
+        load(place)  # whole: a full disk or a kill may have cut it
         return Summary(unit, str(place), told["rank"], int(told["rows"]), found, again=True)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, MoexrayError):
         return None
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import MoexrayError, UsageError
 from moexray.core.tables import TABLES
 from moexray.diagnose import engine
+from moexray.faces.given import counts, listed, path_of, texts
 from moexray.faces.numbers import counted, human_fact
 from moexray.faces.plain import visible
 from moexray.readers.read_any import read_any
@@ -30,7 +31,17 @@ __all__ = ["Answer", "Diagnosis", "MoexrayError", "Run", "check", "compare", "di
 
 SHOWN = 30  # rows of a list in a cell
 EVIDENCE = 3  # quotes of a finding in a cell
+_COUNTED = ("capacity", "gpus", "nodes", "slots", "top_k")  # options of what-ifs
 COLOURS = {"error": "#b3261e", "warn": "#9a6700", "info": "#57606a"}
+
+
+# Columns whose type must not depend on what was found: names of polars types.
+_INPUT = {"path": "String", "reader": "String", "rows": "Int64", "note": "String"}
+_FINDING = {
+    "id": "String", "severity": "String", "confidence": "Float64", "claim": "String", "value": "Float64",
+    "limit": "Float64", "unit": "String", "rank": "Int64", "device": "Int64", "layer": "Int64",
+    "expert": "Int64", "evidence": "List", "remedies": "List", "implied_by": "List", "settle_with": "List",
+}  # fmt: skip
 
 
 class _Tables(Mapping[str, "pl.DataFrame"]):
@@ -59,6 +70,7 @@ class Run:
     """Everything that was read. `tables` are frames by name (docs/tables.md says what each column means)."""
 
     raw: core.Run
+    paths: tuple[str, ...] = ()
 
     @property
     def tables(self) -> Mapping[str, pl.DataFrame]:
@@ -68,12 +80,11 @@ class Run:
     @property
     def inputs(self) -> pl.DataFrame:
         """A row per file: path, reader (null where nothing was read), rows, note (why, what was mended)."""
-        names = ("path", "reader", "rows", "note")
         rows: list[tuple[str, str | None, int, str]] = [
             *((i.path, i.reader, i.rows, "; ".join(i.notes)) for i in self.raw.inputs),
             *((s.path, None, 0, s.reason) for s in self.raw.skipped),
         ]
-        return _frame(dict(zip(names, row, strict=True)) for row in rows)
+        return _frame((dict(zip(_INPUT, row, strict=True)) for row in rows), _INPUT)
 
     def __repr__(self) -> str:
         return f"{counted(len(self.raw.inputs), 'file')} read, {len(self.raw.skipped)} not; {self.tables!r}"
@@ -89,6 +100,7 @@ class Diagnosis:
     """What broke: `findings`, the most important first; `frame` has a row each."""
 
     raw: engine.Diagnosis
+    paths: tuple[str, ...] = ()
 
     @property
     def findings(self) -> tuple[Finding, ...]:
@@ -103,7 +115,7 @@ class Diagnosis:
     @property
     def frame(self) -> pl.DataFrame:
         """A row per finding; evidence and remedies as lists of texts."""
-        return _frame(
+        rows = (
             {
                 "id": f.id, "severity": f.severity, "confidence": f.confidence, "claim": f.claim,
                 "value": f.value, "limit": f.limit, "unit": f.unit, "rank": f.subject.rank,
@@ -114,23 +126,25 @@ class Diagnosis:
             }
             for f in self.findings
         )  # fmt: skip
+        return _frame(rows, _FINDING)
 
     def to_json(self) -> dict[str, Any]:
         """The document `moexray.diagnosis/1`."""
         return self.raw.to_json()
 
     def report(self, file: str | Path, *, force: bool = False) -> Path:
-        """Writes the HTML report.
+        """Writes the HTML report: that of `moexray diagnose --report`.
 
         Raises:
             UsageError: the file exists and `force` is not given, or it cannot be written.
         """
         from moexray.faces.cli.new_file import check_new
-        from moexray.faces.report import render
+        from moexray.faces.cli.report_file import closer_look, save_page
 
         path = Path(file)
-        check_new(path, force=force)
-        path.write_text(render(self.to_json()), encoding="utf-8")
+        check_new(path, force=force, read=self.paths, page=True)
+        document = self.to_json()
+        save_page(path, document | closer_look(self.raw.run, document), self.paths)
         return path
 
     def __repr__(self) -> str:
@@ -139,6 +153,8 @@ class Diagnosis:
         return visible(as_text(self.to_json()))
 
     def _repr_html_(self) -> str:
+        if not self.raw.run.inputs and not self.findings:
+            return f"<pre>{_text(repr(self))}</pre>"
         if not self.findings:
             return "<p><b>verdict: none</b> (nothing wrong was found in what was read)</p>"
         shown = [_finding(f) for f in self.findings[:SHOWN]]
@@ -176,15 +192,12 @@ def read(*paths: str | Path | Iterable[str | Path]) -> Run:
     Files that gave nothing are in `inputs`, with the reason.
 
     Raises:
-        UsageError: no path is given, or one does not exist.
+        UsageError: no path is given, or one is no path or does not exist.
     """
-    flat = [str(x) for p in paths for x in ([p] if isinstance(p, str | Path) else p)]
+    flat = tuple(path_of(x) for p in paths for x in listed(p))
     if not flat:
         raise UsageError("nothing to read", hint='moexray.read("folder/")')
-    for path in flat:
-        if not Path(path).exists():
-            raise UsageError(f"{path} does not exist", hint="check the path")
-    return Run(read_any(flat))
+    return Run(read_any(flat), flat)
 
 
 def diagnose(run: Source) -> Diagnosis:
@@ -193,7 +206,8 @@ def diagnose(run: Source) -> Diagnosis:
     Args:
         run: What `read` gave, or a path.
     """
-    return Diagnosis(engine.diagnose(_raw(run)))
+    known = run if isinstance(run, Run) else read(run)
+    return Diagnosis(engine.diagnose(known.raw), known.paths)
 
 
 def whatif(run: Source, kind: str = "memory", **options: Any) -> Answer:
@@ -212,13 +226,13 @@ def whatif(run: Source, kind: str = "memory", **options: Any) -> Answer:
     kinds: dict[str, Callable[..., Answer]] = {
         "memory": _memory, "routing": _routing, "placement": _placement,
     }  # fmt: skip
-    if kind not in kinds:
+    if str(kind) not in kinds:
         raise UsageError(f"there is no what-if {kind!r}", hint=f"one of {', '.join(kinds)}")
     try:
         signature(kinds[kind]).bind(None, **options)
     except TypeError as why:
         raise UsageError(f"whatif {kind}: {why}", hint="see help(moexray.whatif)") from why
-    return kinds[kind](_raw(run), **options)
+    return kinds[kind](_raw(run), **counts(options, _COUNTED))
 
 
 def compare(before: Source, after: Source, margin: str = "5%") -> Answer:
@@ -232,7 +246,7 @@ def compare(before: Source, after: Source, margin: str = "5%") -> Answer:
     from moexray.faces.cli.ab import margin_of
     from moexray.verify.compare import compare as compared
 
-    document = compared(_raw(before), _raw(after), margin_of(margin)).to_json()
+    document = compared(_raw(before), _raw(after), margin_of(str(margin))).to_json()
     said = [o["verdict"] for o in document["outcomes"]]
     counts = ", ".join(f"{said.count(v)} {v}" for v in dict.fromkeys(said))
     return Answer(_outcomes(document["outcomes"]), document, f"{counted(len(said), 'figure')}: {counts}")
@@ -264,7 +278,7 @@ def _memory(run: core.Run, confs: Iterable[str] = (), capacity: int | None = Non
     from moexray.whatif import allocator
 
     begin = time.perf_counter()
-    study = allocator.study(run, allocator.Memory(capacity=capacity), allocator.Use(), tuple(confs))
+    study = allocator.study(run, allocator.Memory(capacity=capacity), allocator.Use(), texts(confs))
     document = figures(study, time.perf_counter() - begin)
     advice = document["recommendation"]
     recorded = [{**document["recorded"], "recorded": True}] if document["recorded"] else []
@@ -278,7 +292,7 @@ def _routing(
 ) -> Answer:  # fmt: skip
     from moexray.faces.cli.whatif_routing import describe
 
-    document = describe(run, tuple(policies), top_k=top_k, gpus=gpus, slots=slots, nodes=nodes)
+    document = describe(run, texts(policies), top_k=top_k, gpus=gpus, slots=slots, nodes=nodes)
     rows = document["policies"]
     return Answer(_frame(rows), document, f"{counted(len(rows), 'policy', 'policies')} tried")
 
@@ -313,10 +327,13 @@ def _outcomes(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
     return _frame(flat)
 
 
-def _frame(rows: Iterable[Mapping[str, Any]]) -> pl.DataFrame:
+def _frame(rows: Iterable[Mapping[str, Any]], types: Mapping[str, str] | None = None) -> pl.DataFrame:
     import polars as pl
 
-    return pl.DataFrame([dict(r) for r in rows], infer_schema_length=None, strict=False)
+    schema = None
+    if types:
+        schema = {n: pl.List(pl.String) if t == "List" else getattr(pl, t) for n, t in types.items()}
+    return pl.DataFrame([dict(r) for r in rows], schema=schema, infer_schema_length=None, strict=False)
 
 
 def _text(value: object) -> str:

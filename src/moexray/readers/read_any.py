@@ -8,7 +8,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from moexray.core.errors import EmptyError, LimitError, ReadError, UnsafeError
+from moexray.core.errors import EmptyError, LimitError, ReadError, UnsafeError, UsageError
+from moexray.core.file_name import printable
 from moexray.core.run import Reading, Run, Skipped, build_run, merge
 from moexray.core.source import HEAD_BYTES, MAX_FILES, MAX_LOAD_BYTES, Problem, Source, walk
 from moexray.core.store import is_saved, load
@@ -46,6 +47,9 @@ def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None
 
     Returns:
         The Run; files that gave nothing are in `skipped` with a reason, never an exception.
+
+    Raises:
+        UsageError: a path is empty, or standard input is closed.
     """
     sources: list[Source] = []
     skipped: list[Skipped] = []
@@ -53,8 +57,10 @@ def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None
     paths = list(paths)
     for given in paths:
         if given == "-":
-            sources.append(Source("<stdin>", content=sys.stdin.buffer.read(MAX_LOAD_BYTES)))
+            sources.append(Source("<stdin>", content=_stdin()))
             continue
+        if not given:  # "$UNSET" is not the folder that one happens to be in
+            raise UsageError("a path is empty", hint="'.' is this folder")
         path = Path(given)
         if is_saved(path):
             saved.append(load(path))
@@ -63,8 +69,14 @@ def read_any(paths: Iterable[str], progress: Callable[[str], None] | None = None
         folder = path.is_dir()
         top = "" if len(paths) == 1 else f"{given.rstrip('/')}/"
         sources += [Source(top + name if folder else given, file) for name, file in files]
-        skipped += [Skipped(top + name if folder and name else given, why) for name, why in bad]
+        skipped += [Skipped(printable(top + name if folder and name else given), why) for name, why in bad]
     return merge([*saved, read_sources(sources, skipped, progress)])
+
+
+def _stdin() -> bytes:
+    if sys.stdin is None:
+        raise UsageError("standard input is closed", hint="give a file, or pipe something in")
+    return sys.stdin.buffer.read(MAX_LOAD_BYTES)
 
 
 def read_sources(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,15 +18,19 @@ from moexray.faces.cli.new_file import check_new
 from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.report_file import closer_look, write_report
 from moexray.faces.cli.say import say
-from moexray.faces.cli.screen import as_markdown, as_text
+from moexray.faces.cli.screen import WIDTH, as_markdown, as_text
 from moexray.faces.plain import visible
 from moexray.readers.read_any import read_any
 from moexray.readers.remote import is_url
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
     from moexray.core.limits import Limits
 
 __all__ = ["command"]
+
+LEAST_WIDTH = 40
 
 
 @click.command("diagnose")
@@ -61,7 +67,7 @@ def command(
         check_paths(p for p in paths if not is_url(p))
         if any(map(is_url, paths)):
             more["executor"] = more["executor"] or "processes"
-        check_new(report, force=more["force"])
+        check_new(report, force=more["force"], read=paths, page=True)
         limits = load_limits(limits_file) if limits_file else None
         result = _fleet(paths, limits, more) if more["executor"] else _diagnose(paths, limits, more)
         document = result.to_json()
@@ -73,12 +79,14 @@ def command(
     if form == "json":
         say(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        say((as_text if form == "text" else as_markdown)(document, whole=more["whole"]))
+        width = {"width": _width()} if form == "text" else {}
+        say((as_text if form == "text" else as_markdown)(document, whole=more["whole"], **width))
     sys.exit(_exit_code(result, fail_on))
 
 
 def _diagnose(paths: tuple[str, ...], limits: Limits | None, more: dict[str, Any]) -> Diagnosis:
-    run = read_any(paths, None if more["quiet"] or not sys.stderr.isatty() else _progress)
+    with _progress(shown=not more["quiet"] and sys.stderr.isatty()) as tell:
+        run = read_any(paths, tell)
     return diagnose(run, limits, secrets=more["no_redact"])
 
 
@@ -98,5 +106,21 @@ def _exit_code(result: Diagnosis, fail_on: str) -> int:
     return int(any(SEVERITIES.index(f.severity) >= least for f in result.findings))
 
 
-def _progress(name: str) -> None:
-    click.echo(f"\r\x1b[Kreading {visible(name)[-70:]}", nl=False, err=True)
+def _width() -> int:
+    """Characters of a line: those of the terminal if it is narrower than what we write into a file."""
+    return min(WIDTH, max(LEAST_WIDTH, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else WIDTH
+
+
+@contextmanager
+def _progress(*, shown: bool) -> Iterator[Callable[[str], None] | None]:
+    """A line on a terminal with the file that is read; gone at the end, before anything else is said."""
+    most = shutil.get_terminal_size().columns - 10
+
+    def tell(name: str) -> None:
+        click.echo(f"\r\x1b[Kreading {visible(name)[-max(most, 10):]}", nl=False, err=True)
+
+    try:
+        yield tell if shown else None
+    finally:
+        if shown:
+            click.echo("\r\x1b[K", nl=False, err=True)

@@ -46,7 +46,7 @@ def perfetto(paths: tuple[str, ...], output: Path, *, force: bool) -> None:
     from moexray.readers.read_any import read_any
 
     with refusing():
-        check_new(output, force=force)
+        check_new(output, force=force, read=paths)
         run = read_any(paths)
         if not run.present.intersection(("trace", "snapshot_events")):
             raise UsageError("no trace and no memory history to draw", hint="give traces or snapshots")

@@ -51,7 +51,8 @@ def diagnose_fleet(
     Raises:
         UsageError: nothing to read, or no Ray.
     """
-    found = units(_files(paths))
+    files, left_out = _files(paths)
+    found = units(files)
     if not found:
         hint = "give the folder of the traces"
         raise UsageError("there is no file to read", where=", ".join(paths), hint=hint)
@@ -59,7 +60,7 @@ def diagnose_fleet(
     folder.mkdir(parents=True, exist_ok=True)
     run = on_ray if executor == "ray" else on_processes
     done: list[Summary] = []
-    failed: list[tuple[Unit, str]] = []
+    failed = [(Unit(name, None, ()), why) for name, why in left_out]
     with _progress(len(found), quiet=quiet) as tell:
         for unit, outcome in run(found, str(folder), limits, workers or os.cpu_count() or 1, secrets=secrets):
             if isinstance(outcome, str):
@@ -167,24 +168,29 @@ def _guarded(unit: Unit, folder: str, limits: Limits | None, secrets: bool) -> S
         return f"{type(why).__name__}: {why}"
 
 
-def _files(paths: Sequence[str]) -> list[tuple[str, str]]:
+def _files(paths: Sequence[str]) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Files as (name, path or URL), and what cannot be opened as (name, why)."""
+    from moexray.core.file_name import printable
     from moexray.core.source import walk
 
     out: list[tuple[str, str]] = []
+    left_out: list[tuple[str, str]] = []
     for given in paths:
         top = "" if len(paths) == 1 else f"{given.rstrip('/')}/"
         if is_url(given):
             out += [(top + name, url) for name, url in find(given)]
             continue
         path = Path(given)
-        out += [(top + name if path.is_dir() else given, str(file)) for name, file in walk(path)[0]]
-    return out
+        files, bad = walk(path)
+        out += [(printable(top + name if path.is_dir() else given), str(file)) for name, file in files]
+        left_out += [(printable(top + name if name else given), why) for name, why in bad]
+    return out, left_out
 
 
 def _cache(paths: Sequence[str]) -> Path:
     base = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "moexray" / "fleet"
     whole = "\0".join(p if is_url(p) else str(Path(p).resolve()) for p in paths)
-    return base / hashlib.sha256(whole.encode()).hexdigest()[:16]
+    return base / hashlib.sha256(os.fsencode(whole)).hexdigest()[:16]
 
 
 @contextmanager

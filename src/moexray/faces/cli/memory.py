@@ -56,7 +56,7 @@ def command(paths: tuple[str, ...], form: str, report: Path | None, **options: A
     """
     with refusing():
         _check(paths, diff=options["diff"])
-        check_new(report, force=options["force"])
+        check_new(report, force=options["force"], read=paths, page=True)
         limits = _limits(options)
         from moexray.readers.read_any import read_any
 

@@ -76,10 +76,11 @@ def command(paths: tuple[str, ...], output: Path | None, form: str, **options: A
 
 
 def _check(paths: tuple[str, ...], output: Path | None, options: dict[str, Any]) -> None:
-    check_paths((*paths, *([options["current"]] if options["current"] else [])))
+    read = (*paths, *([options["current"]] if options["current"] else []))
+    check_paths(read)
     if options["engine"] and not output:
         raise UsageError("--for needs a file to write", where="--for", hint="-o FILE")
-    check_new(output, force=options["force"])
+    check_new(output, force=options["force"], read=read)
     if options["groups"] and options["mode"] == "global":
         raise UsageError("groups matter in one mode only", where="--groups", hint="--mode node-limited")
 

@@ -62,7 +62,7 @@ def command(
     """
     with refusing():
         check_paths(paths)
-        check_new(picture, force=force)
+        check_new(picture, force=force, read=paths)
         cases = _cases(paths, capacity, most, only)
         if picture is not None:
             picture.write_text(_picture(cases), encoding="utf-8")

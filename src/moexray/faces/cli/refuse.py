@@ -44,12 +44,14 @@ def refusing() -> Iterator[None]:
 
 
 def check_paths(paths: Iterable[str]) -> None:
-    """Refuses a path that does not exist.
+    """Refuses a path that is empty or does not exist.
 
     Raises:
         UsageError: names the first one.
     """
     for path in paths:
+        if not path:  # "$UNSET" is not the folder that one happens to be in
+            raise UsageError("a path is empty", hint="is a variable of the shell unset? '.' is this folder")
         if path != "-" and not Path(path).exists():
             hint = "check the path; a folder or several files are fine"
             raise UsageError(f"{path} does not exist", hint=hint)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from moexray.core.run import Run
 
-__all__ = ["closer_look", "write_report"]
+__all__ = ["closer_look", "save_page", "write_report"]
 
 GAPS = 25  # the longest ones that are shown
 
@@ -31,6 +31,12 @@ def write_report(report: Path, document: Mapping[str, Any], paths: Sequence[str]
     Raises:
         UsageError: it cannot be written.
     """
+    save_page(report, document, paths)
+    say(f"written: {report}", err=True)
+
+
+def save_page(report: Path, document: Mapping[str, Any], paths: Sequence[str]) -> None:
+    """The same without a word; see write_report."""
     from moexray.faces.report import render
 
     page = render(document, link_base=_link_base(paths, report))
@@ -40,7 +46,6 @@ def write_report(report: Path, document: Mapping[str, Any], paths: Sequence[str]
         raise UsageError(
             f"{report} cannot be written ({why.strerror})", hint="check its rights and the space left"
         ) from why
-    say(f"written: {report}", err=True)
 
 
 def closer_look(run: Run, document: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from moexray.faces.chains import paths
 from moexray.faces.numbers import counted, human_fact
@@ -12,7 +12,7 @@ from moexray.faces.numbers import counted, human_fact
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["as_markdown", "as_text"]
+__all__ = ["WIDTH", "as_markdown", "as_text"]
 
 WIDTH = 96
 SHOWN_EVIDENCE = 2
@@ -40,15 +40,27 @@ NONE = (
 )
 
 
-def as_text(document: Mapping[str, Any], *, whole: bool = False) -> str:
+class _Paragraph(NamedTuple):
+    """Text that is broken into lines at the end, when the width is known."""
+
+    head: str
+    text: str
+    indent: str
+
+
+_Part = str | _Paragraph
+
+
+def as_text(document: Mapping[str, Any], *, whole: bool = False, width: int = WIDTH) -> str:
     """What a tired engineer reads in ten seconds: verdict, what to do, proof; then the rest, short.
 
     Args:
         document: The diagnosis, `moexray.diagnosis/1`.
         whole: All evidence, remedies (with their undo) and skipped files instead of the first ones.
+        width: Characters of a line, where its words allow that.
     """
     findings = document["findings"]
-    out: list[str] = []
+    out: list[_Part] = []
     if findings:
         out += _verdict(findings[0], _chains(document), whole=whole)
     else:
@@ -60,9 +72,11 @@ def as_text(document: Mapping[str, Any], *, whole: bool = False) -> str:
     out += _ruled_out(document.get("ruled_out", []), whole=whole)
     out += _seen(document, whole=whole)
     out += ["", *_inputs(document, whole=whole)]
-    if not whole and as_text(document, whole=True).count("\n") > len(out) - 1:
-        out.append("shortened: --all shows all evidence and remedies, --report FILE draws them")
-    return "\n".join(out)
+    lines = [line for part in out for line in _lines(part, width)]
+    if not whole and as_text(document, whole=True, width=width).count("\n") > len(lines) - 1:
+        hint = "--all shows all evidence and remedies, --report FILE draws them"
+        lines += _lines(_Paragraph("shortened: ", hint, "  "), width)
+    return "\n".join(lines)
 
 
 def as_markdown(document: Mapping[str, Any], *, whole: bool = False) -> str:
@@ -81,13 +95,16 @@ def as_markdown(document: Mapping[str, Any], *, whole: bool = False) -> str:
             out.append(f"- **would settle it**: {_md('; '.join(f['settle_with']))}")
         out.append("")
     out += [f"- ruled out: `{f['id']}`: {_md(f['claim'])}" for f in document.get("ruled_out", [])]
+    for entry in document.get("seen", []):
+        out.append(f"- seen, not judged: {_md(entry['what'])}: {_md(entry['text'])}")
     skipped = document["skipped"] if whole else document["skipped"][:SHOWN_SKIPPED]
     out += [f"- skipped {_code(s['path'])}: {_md(s['reason'])}" for s in skipped]
     return "\n".join(out)
 
 
 def _md(text: str) -> str:
-    """Words from inputs as Markdown: no HTML, links or mentions; back-ticked commands stay."""
+    """Words from inputs as Markdown: one line, no HTML, links or mentions; back-ticked commands stay."""
+    text = " ".join(text.split())
     text = text.replace("`", "'") if text.count("`") % 2 else text
     return "`".join(
         part if i % 2 else re.sub(r"([\\<\[\]@*_|])", r"\\\1", part) for i, part in enumerate(text.split("`"))
@@ -95,13 +112,13 @@ def _md(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    return f"`{text.replace('`', chr(39))}`"
+    return f"`{' '.join(text.split()).replace('`', chr(39))}`"
 
 
-def _verdict(f: Mapping[str, Any], chains: list[tuple[str, ...]], *, whole: bool) -> list[str]:
+def _verdict(f: Mapping[str, Any], chains: list[tuple[str, ...]], *, whole: bool) -> list[_Part]:
     """The first finding: its whole claim, what it led to, the best remedies, the proof."""
-    out = [_title("verdict", f), *_wrap(_place(f) + f["claim"], "  "), *_causes(f)]
-    out += ["chain: " + " -> ".join(c) for c in chains[:SHOWN_CHAINS]]
+    out: list[_Part] = [_title("verdict", f), *_wrap(_place(f) + f["claim"], "  "), *_causes(f)]
+    out += [line for c in chains[:SHOWN_CHAINS] for line in _wrap(" -> ".join(c), "chain: ")]
     shown = f["remedies"] if whole else f["remedies"][:SHOWN_REMEDIES]
     for r in shown:
         out += _remedy(r, whole=whole)
@@ -112,14 +129,14 @@ def _verdict(f: Mapping[str, Any], chains: list[tuple[str, ...]], *, whole: bool
     return out + _settle(f)
 
 
-def _also(f: Mapping[str, Any], *, first: bool, whole: bool) -> list[str]:
+def _also(f: Mapping[str, Any], *, first: bool, whole: bool) -> list[_Part]:
     """A further finding: the begin of its claim, and, where its id was not told before, the best remedy.
 
     One without a cause among the findings stands alone, so its proof and what would settle it are told, too.
     """
     if whole:
         return [_title("also", f), *_verdict(f, [], whole=True)[1:]]
-    out = [_title("also", f), *_wrap(_place(f) + _brief(f["claim"]), "  "), *_causes(f)]
+    out: list[_Part] = [_title("also", f), *_wrap(_place(f) + _brief(f["claim"]), "  "), *_causes(f)]
     if first and not f["implied_by"]:
         out += [line for r in f["remedies"][:1] for line in _remedy(r, whole=False)]
         out += [line for e in f["evidence"][:1] for line in _proof(e, whole=False)]
@@ -133,24 +150,24 @@ def _title(word: str, f: Mapping[str, Any]) -> str:
     return f"{word}: {f['id']}  [{f['severity']}, confidence {f['confidence']:.2f}]"
 
 
-def _causes(f: Mapping[str, Any]) -> list[str]:
+def _causes(f: Mapping[str, Any]) -> list[_Part]:
     return [f"  follows from: {', '.join(f['implied_by'])}"] if f["implied_by"] else []
 
 
-def _remedy(r: Mapping[str, Any], *, whole: bool) -> list[str]:
-    out = _wrap(r["action"], "  do: ")
+def _remedy(r: Mapping[str, Any], *, whole: bool) -> list[_Part]:
+    out: list[_Part] = _wrap(r["action"], "  do: ")
     for name in ("caveats", "call", "verify", "undo") if whole else ("caveats", "call"):
         if r.get(name):
             out += _wrap(r[name], f"      {'mind' if name == 'caveats' else name}: ")
     return out
 
 
-def _proof(e: Mapping[str, Any], *, whole: bool) -> list[str]:
+def _proof(e: Mapping[str, Any], *, whole: bool) -> list[_Part]:
     text = _short(e["text"]) if whole else _readable(e["text"])
     return _wrap(f"{_source(e)}: {text}", "  | ", "  |   ")
 
 
-def _settle(f: Mapping[str, Any]) -> list[str]:
+def _settle(f: Mapping[str, Any]) -> list[_Part]:
     return _wrap("; ".join(f["settle_with"]), "  would settle it: ", "    ") if f["settle_with"] else []
 
 
@@ -165,11 +182,11 @@ def _source(e: Mapping[str, Any]) -> str:
     return f"{e['source']}:{line[1]}" if line else ", ".join(p for p in (e["source"], e["where"]) if p)
 
 
-def _ruled_out(findings: list[Any], *, whole: bool) -> list[str]:
+def _ruled_out(findings: list[Any], *, whole: bool) -> list[_Part]:
     """One entry each; the short form tells each id once."""
     ids = [f["id"] for f in findings]
     shown = findings if whole else [f for i, f in enumerate(findings) if f["id"] not in ids[:i]]
-    out = [""] if findings else []
+    out: list[_Part] = [""] if findings else []
     for f in shown if whole else shown[:SHOWN_RULED_OUT]:
         again = "" if whole or ids.count(f["id"]) == 1 else f" ({ids.count(f['id'])} times)"
         claim = f["claim"] if whole else _brief(f["claim"])
@@ -179,19 +196,19 @@ def _ruled_out(findings: list[Any], *, whole: bool) -> list[str]:
     return out
 
 
-def _seen(document: Mapping[str, Any], *, whole: bool) -> list[str]:
+def _seen(document: Mapping[str, Any], *, whole: bool) -> list[_Part]:
     """What bears on latency and is not judged."""
-    out = [""] if document.get("seen") else []
+    out: list[_Part] = [""] if document.get("seen") else []
     for entry in document.get("seen", []):
         out += _wrap(f"{entry['what']}: {entry['text']}", "seen, not judged: ", "  ")
         out += [line for e in entry["evidence"][: None if whole else 1] for line in _proof(e, whole=whole)]
     return out
 
 
-def _inputs(document: Mapping[str, Any], *, whole: bool) -> list[str]:
+def _inputs(document: Mapping[str, Any], *, whole: bool) -> list[_Part]:
     read = sum(i["rows"] for i in document["inputs"])
     files, skipped = len(document["inputs"]), document["skipped"]
-    out = [f"read: {counted(read, 'record')} from {counted(files, 'file')}", *_fleet(document)]
+    out: list[_Part] = [f"read: {counted(read, 'record')} from {counted(files, 'file')}", *_fleet(document)]
     shown = skipped if whole else skipped[:SHOWN_SKIPPED]
     for s in shown:
         out += _wrap(f"skipped {s['path']}: {s['reason']}", "  ", "    ")
@@ -200,7 +217,7 @@ def _inputs(document: Mapping[str, Any], *, whole: bool) -> list[str]:
     return out
 
 
-def _fleet(document: Mapping[str, Any]) -> list[str]:
+def _fleet(document: Mapping[str, Any]) -> list[_Part]:
     ranks = document.get("fleet", [])
     closer = ", ".join(str(row["rank"]) for row in ranks if row["closer"])
     return _wrap(f"fleet: {counted(len(ranks), 'rank')} met; read in full: {closer}", "") if ranks else []
@@ -245,8 +262,14 @@ def _short(text: str) -> str:
     return flat if len(flat) <= QUOTED else flat[: QUOTED - 3] + "..."
 
 
-def _wrap(text: str, head: str, indent: str = "") -> list[str]:
+def _wrap(text: str, head: str, indent: str = "") -> list[_Part]:
     """`head` and the text; further lines are indented by `indent`, or to the end of `head`."""
-    lines = textwrap.wrap(text, WIDTH, initial_indent=head, subsequent_indent=indent or " " * len(head),
+    return [_Paragraph(head, text, indent or " " * len(head))]
+
+
+def _lines(part: _Part, width: int) -> list[str]:
+    if isinstance(part, str):
+        return [part]
+    lines = textwrap.wrap(part.text, width, initial_indent=part.head, subsequent_indent=part.indent,
                           break_long_words=False, break_on_hyphens=False)
-    return lines or [head.rstrip()]
+    return lines or [part.head.rstrip()]

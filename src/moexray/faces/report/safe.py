@@ -18,6 +18,7 @@ __all__ = ["Folded", "clean", "fold", "hash_source", "relative_href", "script_js
 _FOLD_AT = 480
 _KEEP_AT_MOST = 20_000
 ARCHIVE = re.compile(r"\.(?:zip|tar|tgz|tar\.\w+)$", re.IGNORECASE)
+_ESCAPED = re.compile(r"\\(?:u[0-9a-f]{4}|[nrt])")  # of a file name that is no text: no file has this name
 _SCRIPT_ESCAPES = {ord(char): f"\\u{ord(char):04x}" for char in ("<", ">", "&", "'", "\u2028", "\u2029")}
 
 
@@ -97,10 +98,11 @@ def relative_href(source: str, base: str = "") -> str | None:
     """
     looks_absolute = source.startswith(("/", "\\", "~")) or re.match(r"[A-Za-z][\w+.-]*:", source)
     no_file = not source or source.startswith(("-", "<")) or not re.search(r"[./]", source)
-    if looks_absolute or no_file or len(source) > _FOLD_AT or source != clean(source) or "\n" in source:
+    unsafe = source != clean(source) or "\n" in source or _ESCAPED.search(source)
+    if looks_absolute or no_file or len(source) > _FOLD_AT or unsafe:
         return None
     parts = source.replace("\\", "/").split("/")
     if ".." in parts or any(ARCHIVE.search(p) for p in parts[:-1]):  # a member of an archive is no file
         return None
-    prefix = quote(base.rstrip("/"), safe="/.-_~") if base else "."
+    prefix = quote(base.rstrip("/"), safe="/.-_~", errors="surrogateescape") if base else "."
     return f"{prefix}/{quote(source, safe='/.-_~')}"
