@@ -87,3 +87,12 @@ def test_every_line_of_a_chart_is_a_key_of_a_point():
     keys = {key for chart in CHARTS for key, _ in chart.lines}
     assert keys == {*GAUGES, "step_p50_s", "step_p99_s"}
     assert keys <= set(Rolling(Page()).sample().data)
+
+
+def test_a_number_of_another_server_gives_all():
+    rolling = Rolling(Page())
+    for n in range(3):
+        rolling.sample(now=float(n))
+    assert [e.seq for e in rolling.since(2)] == [3]
+    assert [e.seq for e in rolling.since(3)] == []
+    assert [e.seq for e in rolling.since(500)] == [1, 2, 3]

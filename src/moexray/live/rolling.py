@@ -114,8 +114,9 @@ class Rolling:
             self._put("spike", {"t_s": now, "report": number, **what})
 
     def since(self, seq: int) -> list[Event]:
-        """Events after a number that are still kept, in order."""
+        """Events after a number that are still kept, in order; all, if the number is another server's."""
         with self.new:
+            seq = seq if seq <= self._seq else 0
             found = [e for kept in (self._points, self._stories) for e in kept if e.seq > seq]
         return sorted(found, key=lambda e: e.seq)
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -201,14 +202,65 @@ def test_the_charts_are_drawn_in_both_schemes(tmp_path, dark):
         assert tab.errors == []
 
 
+@pytest.mark.parametrize("title", ["{{ scripts }}", "</title>{{ styles }}", "a\udcff\u202eb\x1b[31m", "{{ title }}"])
+def test_a_title_stays_a_title(title):
+    from moexray.faces.web.app import make_app
+    from moexray.live.page import Page
+    from moexray.live.rolling import Rolling
+
+    rolling = Rolling(Page())
+    rolling.told(look("bad\udcff.csv", float("nan")))
+    with in_thread(make_app(rolling, title=title)) as url:
+        status, _, html = ask(url)
+        assert status == 200
+        assert html.count("<script") == 5
+        assert not re.search("[\x1b\u202e]", html)
+        state = json.loads(ask(url, "/state")[2])
+    spike = next(e for e in state["events"] if e["kind"] == "spike")
+    assert (spike["source"], spike["value_s"]) == ("bad\udcff.csv", None)
+
+
+def look(source, seconds):
+    """A report of one spike."""
+    from moexray.core.run import Run
+    from moexray.diagnose.engine import Diagnosis
+    from moexray.live.watch import Report, Spike
+
+    return Report(Diagnosis(Run(), ()), (), (Spike(source, 3, None, seconds, "unknown"),))
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+def test_a_page_that_is_left_open_goes_on_with_the_next_server(tmp_path):
+    from moexray.faces.web.app import make_app
+    from moexray.live.page import Page
+    from moexray.live.rolling import Rolling
+
+    def rolling(points):
+        made = Rolling(Page())
+        for n in range(points):
+            made.sample(now=time.time() - points + n)
+        made.told(look("\u202ea.csv", 1.0))
+        return made
+
+    with page(tmp_path / "profile") as tab:
+        with in_thread(make_app(rolling(30), title="t")) as url:
+            tab.open(url)
+            tab.wait("document.documentElement.dataset.points === '30'")
+            assert "\\u202ea.csv:3" in tab.run("document.querySelector('#spikes tbody').textContent")
+        tab.wait("document.querySelector('#link').textContent.startsWith('connection lost')")
+        with in_thread(make_app(rolling(5), title="t"), port=int(url.rpartition(":")[2])):
+            tab.wait("document.querySelector('#link').textContent === 'live'")
+            tab.wait("document.documentElement.dataset.points === '35'")
+
+
 @contextmanager
-def in_thread(app):
+def in_thread(app, port=0):
     import socket
     import threading
 
     import uvicorn
 
-    bound = socket.create_server(("127.0.0.1", 0))
+    bound = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [bound]}, daemon=True)
     thread.start()

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+from moexray.core.json_text import json_text
+from moexray.faces.plain import visible
 from moexray.faces.report import render
 from moexray.faces.web.page import page_policy, page_text
 from moexray.live.rolling import CHARTS
@@ -53,14 +54,15 @@ def make_app(rolling: Rolling, *, title: str, token: str = "") -> Starlette:
     from starlette.middleware.base import BaseHTTPMiddleware
     from starlette.responses import (
         HTMLResponse,
-        JSONResponse,
         PlainTextResponse,
         RedirectResponse,
+        Response,
         StreamingResponse,
     )
     from starlette.routing import Route
 
     readers = asyncio.Semaphore(READERS)
+    title = visible(title)
 
     async def page(_: Request) -> Response:
         return HTMLResponse(page_text(title), headers={"Content-Security-Policy": page_policy()})
@@ -68,7 +70,8 @@ def make_app(rolling: Rolling, *, title: str, token: str = "") -> Starlette:
     async def state(_: Request) -> Response:
         events = [{"seq": e.seq, "kind": e.kind, **e.data} for e in rolling.since(0)]
         charts = [{"name": c.name, "unit": c.unit, "lines": dict(c.lines)} for c in CHARTS]
-        return JSONResponse({"schema": "moexray.live/1", "title": title, "charts": charts, "events": events})
+        told = {"schema": "moexray.live/1", "title": title, "charts": charts, "events": events}
+        return Response(_line(told), media_type="application/json")
 
     async def events(request: Request) -> Response:
         if readers.locked():
@@ -146,4 +149,4 @@ async def _stream(rolling: Rolling, after: int, readers: asyncio.Semaphore) -> A
 
 
 def _line(data: dict[str, Any]) -> str:
-    return json.dumps(data, ensure_ascii=True, allow_nan=False)
+    return json_text(data, indent=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import re
 from functools import cache
 from importlib import resources
 
@@ -11,6 +12,7 @@ from moexray.live.rolling import CHARTS
 
 __all__ = ["page_policy", "page_text"]
 
+_PLACE = re.compile(r"\{\{ (title|styles|charts|scripts) \}\}")
 _REPORT = ("vendor/uPlot.min.css", "assets/report.css")
 _STYLES = (*(("moexray.faces.report", name) for name in _REPORT), ("moexray.faces.web", "assets/live.css"))
 _SCRIPTS = (
@@ -30,12 +32,10 @@ def page_text(title: str) -> str:
     styles = "\n".join(f"<style>{_text(*one)}</style>" for one in _STYLES)
     scripts = "\n".join(f"<script>{_text(*one)}</script>" for one in _SCRIPTS)
     body = _text("moexray.faces.web", "assets/live.html")
-    return (
-        body.replace("{{ title }}", html.escape(title))
-        .replace("{{ styles }}", styles)
-        .replace("{{ charts }}", script_json(charts))
-        .replace("{{ scripts }}", scripts)
-    )
+    parts = {
+        "title": html.escape(title), "styles": styles, "charts": script_json(charts), "scripts": scripts,
+    }  # fmt: skip
+    return _PLACE.sub(lambda hit: parts[hit[1]], body)  # once: what is put in is not looked at again
 
 
 @cache

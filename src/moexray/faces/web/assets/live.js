@@ -3,14 +3,19 @@
 (() => {
   const KEPT = 1800;
   const ROWS = 200;
+  const AGAIN_MS = 3000;
   const charts = JSON.parse(document.getElementById("chart-list").textContent);
   const points = [];
   const link = document.getElementById("link");
   const clock = (t) => new Date(t * 1000).toLocaleTimeString("en-GB");
 
+  // As moexray.faces.plain.visible: text that would read otherwise than it is stored is shown as escapes.
+  const UNSAFE = /[\u0000-\u0008\u000b-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g;
+  const visible = (text) => text.replace(UNSAFE, (c) => "\\u" + c.charCodeAt(0).toString(16).padStart(4, "0"));
+
   const make = (name, text, kind) => {
     const node = document.createElement(name);
-    if (text !== undefined) node.textContent = text;
+    if (text !== undefined) node.textContent = visible(text);
     if (kind) node.className = kind;
     return node;
   };
@@ -88,23 +93,33 @@
   }
 
   const rank = (value) => (value === null || value === undefined ? "" : String(value));
-  const stream = new EventSource("/events");
-  stream.addEventListener("point", (event) => {
-    points.push(JSON.parse(event.data));
+  const told = {};
+  told.point = (p) => {
+    points.push(p);
     if (points.length > KEPT) points.shift();
     later();
-  });
-  stream.addEventListener("spike", (event) => {
-    const s = JSON.parse(event.data);
+  };
+  told.spike = (s) => {
     const cause = s.cause === "unknown" ? "unknown" : to(s.report, s.cause);
     row("spikes", [clock(s.t_s), Tools.human(s.value_s, "s"), cause, rank(s.rank), s.source + ":" + s.line]);
-  });
-  stream.addEventListener("finding", (event) => {
-    const f = JSON.parse(event.data);
-    row("findings", [clock(f.t_s), f.severity, to(f.report, f.id), f.claim]);
-  });
-  stream.onopen = () => { link.textContent = "live"; link.className = "badge open"; };
-  stream.onerror = () => { link.textContent = "connection lost, trying again"; link.className = "badge lost"; };
+  };
+  told.finding = (f) => row("findings", [clock(f.t_s), f.severity, to(f.report, f.id), f.claim]);
+
+  // The browser asks again by itself where the connection broke, not where the server refused it.
+  let seen = 0;
+  function listen() {
+    const stream = new EventSource("/events?after=" + seen);
+    for (const [kind, tell] of Object.entries(told)) {
+      stream.addEventListener(kind, (event) => { seen = Number(event.lastEventId); tell(JSON.parse(event.data)); });
+    }
+    stream.onopen = () => { link.textContent = "live"; link.className = "badge open"; };
+    stream.onerror = () => {
+      link.textContent = "connection lost, trying again";
+      link.className = "badge lost";
+      if (stream.readyState === EventSource.CLOSED) setTimeout(listen, AGAIN_MS);
+    };
+  }
+  listen();
   const again = () => { for (const one of figures) one.drawn = null; later(); };
   addEventListener("resize", later);
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", again);
