@@ -78,7 +78,7 @@ def test_the_verdict_comes_first_in_words_and_units(sample):
         "What to do",
         "PYTORCH_ALLOC_CONF=expandable_segments:True",
         "Undo: Unset the variable and restart.",
-        "A second cause: ep.skew",
+        "Not explained by it: ep.skew",
     ):
         assert part in page.words
     assert start.index("What to do") < start.index("How one leads to the other")
@@ -283,7 +283,7 @@ def test_many_spans_keep_the_longest_and_the_page_says_so():
         for i in range(6_000)
     ]
     html = render({"spans": spans})
-    drawn = data_of(html)["timeline"]["spans"]
+    drawn = data_of(html)["timelines"][0]["spans"]
     assert len(drawn) == 5_000
     assert min(span[2] for span in drawn) == 100
     assert "5,000 longest of 6,000 spans" in html

@@ -176,3 +176,44 @@ def test_the_memory_map_zooms_by_key_and_click(tmp_path):
         assert tab.run(shot) == whole
         assert tab.errors == []
         assert [r for r in tab.requests if not r.startswith("data:")] == [file.as_uri()]
+
+
+OVER = """[...document.querySelectorAll('main *')].filter((e) => !e.closest('.scroll > *') && !e.closest('svg') &&
+    e.getBoundingClientRect().right > document.documentElement.clientWidth + 1).map((e) => e.tagName + '.' + e.className)"""
+SQUEEZED = """[...document.querySelectorAll('main td:not(.n)')].filter((e) => e.getBoundingClientRect().width &&
+    e.getBoundingClientRect().width < 40 && e.textContent.length > 12).map((e) => e.textContent)"""
+
+
+@pytest.mark.parametrize(("width", "media"), [(360, ""), (420, ""), (800, ""), (1300, ""), (720, "print")])
+def test_nothing_runs_over_the_edge_or_is_squeezed_to_a_letter_a_line(tmp_path, width, media):
+    import moexray
+    from browser import page
+
+    incident = Path(__file__).resolve().parents[2] / "examples" / "incident"
+    file = moexray.diagnose(incident).report(tmp_path / "report.html")
+    with page(tmp_path / "profile") as tab:
+        tab.open(file.as_uri(), width=width)
+        tab.wait("document.documentElement.dataset.charts === 'drawn'")
+        tab.call("Emulation.setEmulatedMedia", media=media)
+        assert tab.run(OVER) == []
+        assert tab.run("document.documentElement.scrollWidth") <= width
+        assert tab.run(SQUEEZED) == []
+        assert tab.errors == []
+
+
+AXES = [
+    ("ratio", [0.1625, 0.1626, 0.1627]), ("ratio", [0.5, 0.525, 0.55]), ("s", [0.0113, 0.01132, 0.01134]),
+    ("s", [1.001, 1.002, 1.003]), ("bytes", [2.0**30, 2.0**30 + 2**20, 2.0**30 + 2**21]), ("count", [1, 1.001, 1.002]),
+    ("ratio", [-0.001, 0, 0.001]), ("MHz", [1700.125, 1700.25]), ("s", [0, 3600, 7200]), ("s", [0]), ("ratio", []),
+]  # fmt: skip
+
+
+def test_labels_of_an_axis_are_told_apart(tmp_path):
+    tools = resources.files("moexray.faces.report").joinpath("assets/tools.js").read_text(encoding="utf-8")
+    script = f"document.title = JSON.stringify({json.dumps(AXES)}.map(([unit, all]) => Tools.labels(all, unit)));"
+    dom = browse(tmp_path, f"<meta charset=utf-8><title></title><script>{tools}{script}</script>", "--dump-dom")
+    labels = json.loads(re.search(r"<title>(.*?)</title>", dom, re.DOTALL).group(1))
+    assert all(len(set(one)) == len(values) for one, (_, values) in zip(labels, AXES, strict=True))
+    assert labels[1] == ["0.500", "0.525", "0.550"]
+    assert labels[2] == ["11.30 ms", "11.32 ms", "11.34 ms"]
+    assert labels[8] == ["0 s", "1 h 00 min", "2 h 00 min"]

@@ -31,7 +31,8 @@ class Exhibit:
     """One function `(run: Run) -> list[dict]` whose result is shown beside the findings.
 
     Args:
-        name: Key of the diagnosis document: seen, ledger, waits, balance, series, spans, memory_map.
+        name: Key of the diagnosis document: seen, ledger, waits, balance, series, spans, spans_cut,
+            memory_map.
         function: "moexray.diagnose.memory.oom_ledger:ledger".
         needs: It runs if at least one of these tables holds anything.
     """
@@ -229,6 +230,7 @@ EXHIBITS: tuple[Exhibit, ...] = (
     Exhibit("waits", "moexray.diagnose.comm.flight:waits", ("comm_flight",)),
     Exhibit("series", "moexray.diagnose.timeline.exhibits:series", ("trace",)),
     Exhibit("spans", "moexray.diagnose.timeline.exhibits:spans", ("trace",)),
+    Exhibit("spans_cut", "moexray.diagnose.timeline.exhibits:spans_cut", ("trace",)),
     Exhibit("ledger", "moexray.diagnose.memory.oom_ledger:ledger", ("oom",)),
     Exhibit("ledger", "moexray.diagnose.gpu.ledger:ledger", ("gpu", "metrics")),
     Exhibit("series", "moexray.diagnose.gpu.ledger:series", ("gpu", "memory_stats", "metrics")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -17,10 +18,12 @@ if TYPE_CHECKING:
     from moexray.analyse.timeline import Profile
     from moexray.core.run import Run
 
-__all__ = ["series", "spans", "waits"]
+__all__ = ["series", "spans", "spans_cut", "waits"]
 
 SLOWEST = 3  # steps per rank whose spans are drawn
 MOST = 400  # spans per rank
+FIRST_GAP_NS = 1_000  # closed between neighbours where there are more; doubled until they fit
+RANKS = 16  # of a capture, whose steps and spans are drawn
 
 
 def waits(run: Run) -> list[dict[str, Any]]:
@@ -33,12 +36,14 @@ def series(run: Run) -> list[dict[str, Any]]:
     """Step times of every rank."""
     out: list[dict[str, Any]] = []
     for capture in survey(run):
-        for profile in capture.profiles[:16]:
+        ranks = len(capture.profiles)
+        for profile in capture.profiles[:RANKS]:
             steps = profile.steps
             if len(steps) < 3:
                 continue
             kept = extremes(steps.duration)
-            thinned = f" ({len(kept)} of {len(steps)} steps, extremes kept)" if len(kept) < len(steps) else ""
+            notes = [f"{len(kept)} of {len(steps)} steps, extremes kept"] if len(kept) < len(steps) else []
+            notes += [f"one of {ranks} ranks, {RANKS} shown"] if ranks > RANKS else []
             out.append(
                 {
                     "name": f"step time, {profile.who}",
@@ -46,7 +51,7 @@ def series(run: Run) -> list[dict[str, Any]]:
                     "x_unit": "step",
                     "x": kept,
                     "y": (steps.duration[kept] / 1e9).tolist(),
-                    "source": f"{profile.source}{thinned}",
+                    "source": f"{profile.source} ({'; '.join(notes)})" if notes else profile.source,
                     "marks": [],
                 }
             )
@@ -54,14 +59,51 @@ def series(run: Run) -> list[dict[str, Any]]:
 
 
 def spans(run: Run) -> list[dict[str, Any]]:
-    """Computation, communication, allocator calls and silences in the slowest steps, clocks aligned."""
-    out: list[dict[str, Any]] = []
-    for capture in survey(run):
+    """Computation, communication, allocator calls and silences in the slowest steps, clocks aligned.
+
+    `capture` tells traces apart that were not taken together: their clocks have nothing in common.
+    """
+    return [row for one in run.once(_drawn) for row in one.rows]
+
+
+def spans_cut(run: Run) -> list[dict[str, Any]]:
+    """Per capture of `spans`: how many ranks are not among them, and gaps up to which length are closed."""
+    return [
+        {"capture": one.capture, "ranks": one.ranks_cut, "closed_s": one.closed_ns / 1e9}
+        for one in run.once(_drawn)
+        if one.ranks_cut or one.closed_ns
+    ]
+
+
+_Span = tuple[int, int, str, str, int]  # start and end in ns, kind, name, step
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """Spans of one capture, and what they leave out."""
+
+    capture: int
+    rows: list[dict[str, Any]]
+    ranks_cut: int
+    closed_ns: int
+
+
+def _drawn(run: Run) -> list[_Drawn]:
+    out = []
+    for number, capture in enumerate(survey(run)):
         c = capture.collectives
         offsets = {c.profiles[o.rank].source: o.offset_ns for o in c.offsets} if len(c) else {}
         slowest = _slowest(capture.profiles)
-        for profile in capture.profiles[:16]:
-            out += _spans_of(profile, slowest, offsets.get(profile.source, 0.0))
+        names = [p.who for p in capture.profiles]
+        rows: list[dict[str, Any]] = []
+        closed = 0
+        for profile in capture.profiles[:RANKS]:
+            twice = names.count(profile.who) > 1
+            who = f"{profile.who}, {profile.source}" if twice else profile.who
+            found, gap = _spans_of(profile, slowest, offsets.get(profile.source, 0.0))
+            rows += [{"capture": number, "who": who, **row} for row in found]
+            closed = max(closed, gap)
+        out.append(_Drawn(number, rows, max(0, len(capture.profiles) - RANKS), closed))
     return out
 
 
@@ -75,9 +117,12 @@ def _slowest(profiles: list[Profile]) -> list[int]:
     return [int(i) for i in order[:SLOWEST]]
 
 
-def _spans_of(profile: Profile, positions: list[int], offset_ns: float) -> list[dict[str, Any]]:
+def _spans_of(
+    profile: Profile, positions: list[int], offset_ns: float
+) -> tuple[list[dict[str, Any]], int]:
+    """Spans of one rank, the longest first, and the gap that was closed between neighbours, ns."""
     steps = profile.steps
-    found: list[tuple[int, int, str, str, int]] = []
+    found: list[_Span] = []
     calls = alloc_calls(profile) if len(steps) else None
     for position in positions:
         if position >= len(steps):
@@ -92,8 +137,9 @@ def _spans_of(profile: Profile, positions: list[int], offset_ns: float) -> list[
             found += _clip(begin, end, low, high, ("alloc", "allocator", label))
         still = silences(profile, steps.median_ns)
         found += _clip(still.start, still.end, low, high, ("host", "no host call", label))
+    found, gap = _fitting(found)
     found.sort(key=lambda s: s[0] - s[1])
-    return [
+    told = [
         {
             "rank": profile.rank,
             "lane": kind,
@@ -101,15 +147,36 @@ def _spans_of(profile: Profile, positions: list[int], offset_ns: float) -> list[
             "kind": kind,
             "start_s": (start - offset_ns) / 1e9,
             "dur_s": (end - start) / 1e9,
+            "step": label,
             "source": profile.source,
         }
-        for start, end, kind, name, label in found[:MOST]
+        for start, end, kind, name, label in found
     ]
+    return told, gap
+
+
+def _fitting(found: list[_Span]) -> tuple[list[_Span], int]:
+    """At most `MOST` spans: neighbours of a kind and step become one across growing gaps.
+
+    What is short is not left out: a blank would read as idle time.
+    """
+    gap = 0
+    while len(found) > MOST:
+        gap = gap * 2 or FIRST_GAP_NS
+        joined: list[_Span] = []
+        for span in sorted(found, key=lambda s: (s[2], s[4], s[0])):
+            last = joined[-1] if joined else None
+            if last and last[2:] == span[2:] and span[0] - last[1] <= gap:
+                joined[-1] = (last[0], max(last[1], span[1]), *span[2:])
+            else:
+                joined.append(span)
+        found = joined
+    return found, gap
 
 
 def _clip(
     start: NDArray[np.int64], end: NDArray[np.int64], low: int, high: int, what: tuple[str, str, int]
-) -> list[tuple[int, int, str, str, int]]:
+) -> list[_Span]:
     inside = (start < high) & (end > low)
     starts, ends = np.maximum(start[inside], low).tolist(), np.minimum(end[inside], high).tolist()
     return [(a, b, *what) for a, b in zip(starts, ends, strict=True)]

@@ -1,23 +1,21 @@
-"""Series, timeline and balance: thinned data for the drawing script, and a table for each."""
+"""Series and balance: thinned data for the drawing script, and a table for each."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from moexray.analyse.thin import extremes, longest
+from moexray.analyse.thin import extremes
 from moexray.faces.numbers import human, human_moment
-from moexray.faces.report.fields import Fields, each, listed, named, number, whole
+from moexray.faces.report.fields import Fields, each, listed, named, number
 from moexray.faces.report.safe import clean, fold, short_id
 from moexray.faces.report.tables import Table, table
 
-__all__ = ["Chart", "Mark", "balances", "series", "timeline"]
+__all__ = ["Chart", "Mark", "balances", "clock", "joined", "origin_of", "series"]
 
 MAX_POINTS = 4000
-MAX_SPANS = 5000
 _TABLE_POINTS = 1000
-_TABLE_SPANS = 500
 _TABLE_CELLS = 20_000
-_KINDS = ("compute", "comm", "alloc", "host", "wait")
 _EPOCH_S = 1e8  # later than 1973 when counted from 1970; runs are shorter
 _LINES = 5  # further lines of one chart: as many as there are colours
 _ORIGIN_PAST_SPANS = 2  # an axis that begins later than this many of its own lengths starts at 0
@@ -71,9 +69,9 @@ def _line(fields: Fields, anchors: dict[str, str]) -> Chart | None:
     if lost:
         notes.append(f"left out, without a usable position: {lost:,} points")
     unit, x_unit = named(fields, "unit", "count"), named(fields, "x_unit", "s")
-    origin = 0.0 if x_unit == "step" else _origin(points[0][0], points[-1][0])
+    origin = 0.0 if x_unit == "step" else origin_of(points[0][0], points[-1][0])
     if origin:
-        notes.append(f"time counts from {_clock(origin)}")
+        notes.append(f"time counts from {clock(origin)}")
     kept = _kept(points, MAX_POINTS)
     if len(kept) < len(points):
         notes.append(f"thinned: {len(kept):,} of {len(points):,} points drawn, extremes kept")
@@ -89,7 +87,7 @@ def _line(fields: Fields, anchors: dict[str, str]) -> Chart | None:
     }
     title = str(fold(fields.get("name") or "(unnamed series)", at=120))
     words = _line_rows(drawn, labels, unit, x_unit)
-    return Chart(title, _join(notes), words, data, tuple(mark for _, mark in marks))
+    return Chart(title, joined(notes), words, data, tuple(mark for _, mark in marks))
 
 
 def _as_long(values: Sequence[Any], count: int) -> list[Any]:
@@ -122,79 +120,15 @@ def _marks(
     fields: Fields, anchors: dict[str, str], origin: float, x_unit: str
 ) -> list[tuple[float | None, Mark]]:
     out: list[tuple[float | None, Mark]] = []
-    for index, fields_of_mark in enumerate(each(fields, "marks")[:99], start=1):
-        x = number(fields_of_mark.get("x"))
-        x = None if x is None else x - origin
+    known = [(number(mark.get("x")), mark) for mark in each(fields, "marks")[:99]]
+    known.sort(key=lambda pair: math.inf if pair[0] is None else pair[0])
+    for index, (raw_x, fields_of_mark) in enumerate(known, start=1):
+        x = None if raw_x is None else raw_x - origin
         anchor = anchors.get(short_id(fields_of_mark.get("finding")))
         at = "position unknown" if x is None else _position(x, x_unit)
         text = str(fold(fields_of_mark.get("text"), at=300))
         out.append((x, Mark(index, at, text, f"#{anchor}" if anchor else None)))
     return out
-
-
-def timeline(document: Fields) -> Chart | None:
-    """Give the timeline of all ranks; None without a usable span."""
-    spans = []
-    for fields in each(document, "spans"):
-        start, length = number(fields.get("start_s")), number(fields.get("dur_s"))
-        if start is not None and length is not None:
-            spans.append((max(length, 0), start, fields))
-    if not spans:
-        return None
-    lost = len(listed(document, "spans")) - len(spans)
-    notes = [f"left out, without start or duration: {lost:,} spans"] if lost else []
-    kept = longest([length for length, _, _ in spans], MAX_SPANS)
-    if len(kept) < len(spans):
-        notes.append(f"thinned: the {len(kept):,} longest of {len(spans):,} spans drawn")
-    drawn = [spans[index] for index in kept]
-    edges = (min(start for _, start, _ in drawn), max(start + length for length, start, _ in drawn))
-    origin = _origin(*edges)
-    if origin:
-        notes.append(f"time counts from {_clock(origin)}")
-    lanes = sorted({_lane(fields) for _, _, fields in drawn}, key=lambda lane: lane[:2])
-    rows_of = {lane: index for index, lane in enumerate(lanes)}
-    data = {
-        "lanes": [lane[2] for lane in lanes],
-        "kinds": list(_KINDS),
-        "spans": [
-            [rows_of[_lane(fields)], start - origin, length, _kind(fields), _name(fields)]
-            for length, start, fields in drawn
-        ],
-    }
-    return Chart("Timeline", _join(notes), _span_table(drawn, origin), data)
-
-
-def _span_table(drawn: list[tuple[float, float, Fields]], origin: float) -> Table:
-    kept = longest([length for length, _, _ in drawn], _TABLE_SPANS)
-    rows = [
-        (
-            _lane(fields)[2],
-            _name(fields),
-            _KINDS[_kind(fields)],
-            human(start - origin, "s"),
-            human(length, "s"),
-        )
-        for length, start, fields in (drawn[index] for index in kept)
-    ]
-    caption = f"{len(rows):,} spans"
-    if len(rows) < len(drawn):
-        caption = f"The {len(rows):,} longest of {len(drawn):,} drawn spans"
-    return table(caption, ("Lane", "Name", "Kind", "Start", "Duration"), rows, numeric=(3, 4))
-
-
-def _lane(fields: Fields) -> tuple[float, str, str]:
-    rank, lane = whole(fields.get("rank")), str(fold(fields.get("lane"), at=40))
-    label = " · ".join(part for part in ("" if rank is None else f"rank {rank}", lane) if part)
-    return (float("inf") if rank is None else rank, lane, label or "no rank")
-
-
-def _kind(fields: Fields) -> int:
-    kind = named(fields, "kind")
-    return _KINDS.index(kind) if kind in _KINDS else _KINDS.index("host")
-
-
-def _name(fields: Fields) -> str:
-    return str(fold(fields.get("name") or "(unnamed)", at=120))
 
 
 def balances(document: Fields) -> tuple[Chart, ...]:
@@ -231,19 +165,19 @@ def _heat_map(fields: Fields) -> Chart | None:
     scores_head = ["Balancedness"] if scored else []
     head = (line_name.capitalize(), *scores_head, *(f"{axis} {name}" for name in columns))
     cells_table = table(title, head, rows, numeric=range(width + 2), limit=limit)
-    return Chart(title, _join([_from(fields)]), cells_table, data)
+    return Chart(title, joined([_from(fields)]), cells_table, data)
 
 
 def _position(x: float, x_unit: str) -> str:
     return f"step {human(x, 'count')}" if x_unit == "step" else human(x, x_unit)
 
 
-def _origin(first: float, last: float) -> float:
+def origin_of(first: float, last: float) -> float:
     """Give what to take off a time axis so that its numbers stay short; 0 for nothing."""
     return first if first > _ORIGIN_PAST_SPANS * (last - first) else 0.0
 
 
-def _clock(seconds: float) -> str:
+def clock(seconds: float) -> str:
     """Give a time in s as a UTC clock time when it counts from 1970, else in plain seconds."""
     if seconds > _EPOCH_S:
         return human_moment(seconds)
@@ -255,7 +189,7 @@ def _from(fields: Fields) -> str:
     return f"from {source}" if source else ""
 
 
-def _join(notes: list[str]) -> str:
+def joined(notes: list[str]) -> str:
     """Join notes into one sentence that begins with a capital letter."""
     text = "; ".join(str(fold(note, at=300)) for note in notes if note)
     return f"{text[0].upper()}{text[1:]}." if text else ""

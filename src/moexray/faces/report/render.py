@@ -13,8 +13,9 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from moexray.faces.report import beside, charts, effects, graph, memory_map, tables, words
+from moexray.faces.report import beside, charts, effects, graph, memory_map, tables, together, words
 from moexray.faces.report.safe import clean, hash_source, script_json
+from moexray.faces.report.timelines import timelines
 
 __all__ = ["render"]
 
@@ -37,8 +38,9 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
 
     Args:
         document: what `moexray diagnose --format json` prints, with the optional extra keys
-            ledger, waits, balance, series, spans, memory_map, chain, ruled_out, seen, gaps and whatif. Sizes
-            in bytes, times in seconds. Missing, null or odd values leave their place empty, they never fail.
+            ledger, waits, balance, series, spans, spans_cut, memory_map, chain, ruled_out, seen,
+            gaps and whatif. Sizes in bytes, times in seconds. Missing, null or odd values leave
+            their place empty, they never fail.
         link_base: the folder that relative evidence paths start from, as seen from the place
             where the page will lie; "" when they start from there.
 
@@ -51,12 +53,12 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
     for finding in (*found, *ruled_out):
         anchors.setdefault(finding.id, finding.anchor)
     bills, bill_table = tables.ledger(document)
-    timeline = charts.timeline(document)
-    series = charts.series(document, anchors)
+    lanes = timelines(document)
+    series = charts.series(together.joined(document), anchors)
     balances = charts.balances(document)
     maps = memory_map.maps(document)
     data = {
-        "timeline": timeline.data if timeline else None,
+        "timelines": [chart.data for chart in lanes],
         "series": [chart.data for chart in series],
         "balances": [chart.data for chart in balances],
         "maps": [chart.data for chart in maps],
@@ -82,7 +84,7 @@ def render(document: Mapping[str, Any], *, link_base: str = "") -> str:
         trials=beside.trials(document),
         bills=bills,
         bill_table=bill_table,
-        timeline=timeline,
+        timelines=lanes,
         series=series,
         balances=balances,
         maps=maps,

@@ -164,6 +164,7 @@ def _finding(fields: Fields, anchor: str, base: str) -> Finding:
     confidence = number(fields.get("confidence"))
     unit = named(fields, "unit")
     value, limit = number(fields.get("value")), number(fields.get("limit"))
+    nameless = unit in ("count", "")  # a bare number beside a claim that says what is counted
     subject = fields.get("subject")
     claim = fold(fields.get("claim") or "(no claim given)")
     end = _FIRST_SENTENCE.match(claim.head)
@@ -180,8 +181,8 @@ def _finding(fields: Fields, anchor: str, base: str) -> Finding:
         headline=headline,
         details=claim.head[len(headline) :].strip(),
         subject=_subject_words(subject if isinstance(subject, dict) else {}),
-        value="" if value is None else human(value, unit),
-        limit="" if limit is None else human(limit, unit),
+        value="" if value is None or nameless else human(value, unit),
+        limit="" if limit is None or nameless else human(limit, unit),
         exact=_exact(value, limit, unit),
         evidence=tuple(
             _evidence(item, f"{anchor}-e{index}", base)

@@ -5,7 +5,11 @@ const Series = (() => {
   const CLOCK_STEPS = [1e-6, 1e-5, 1e-4, 1e-3, 0.01, 0.1, 1].flatMap((n) => [n, 2 * n, 5 * n])
     .concat([10, 20, 30, 60, 120, 300, 600, 1200, 1800, 3600, 7200, 14400, 21600, 43200, 86400])
     .concat(Array.from({ length: 30 }, (_, i) => 172800 * 2 ** i));
+  const STEPS = Array.from({ length: 16 }, (_, i) => 10 ** i).flatMap((n) => [n, 2 * n, 5 * n]);
   const HEIGHT = 190;
+  const PIN = 17; // pixels that a pin takes
+
+  const INCRS = { s: { incrs: CLOCK_STEPS }, step: { incrs: STEPS } };
 
   function draw(figure, data) {
     const host = figure.querySelector(".plot");
@@ -30,8 +34,8 @@ const Series = (() => {
         y: { range: (_, low, high) => range(low, high) },
       },
       axes: [
-        { ...axis, size: 30, space: 105, ...(data.xUnit === "s" ? { incrs: CLOCK_STEPS } : {}), values: (_, all) => all.map((x) => (data.xUnit === "step" ? "step " + x.toLocaleString("en-US") : Tools.tick(x, data.xUnit))) },
-        { ...axis, size: 78, ...(data.unit === "bytes" ? { incrs: POWERS_OF_TWO } : {}), values: (_, all) => all.map((y) => Tools.tick(y, data.unit)) },
+        { ...axis, size: 30, space: 105, ...(INCRS[data.xUnit] || {}), values: (_, all) => (data.xUnit === "step" ? all.map((x) => "step " + x.toLocaleString("en-US")) : Tools.labels(all, data.xUnit)) },
+        { ...axis, size: (_, all) => Tools.clamp(14 + 7 * Math.max(...(all || []).map((text) => (text || "").length)), 50, 130), ...(data.unit === "bytes" ? { incrs: POWERS_OF_TWO } : {}), values: (_, all) => Tools.labels(all, data.unit) },
       ],
       series: [{}, ...data.lines.map((_, i) => ({ stroke: colour(data, i), width: 1.5, points, spanGaps: false }))],
       hooks: {
@@ -46,11 +50,13 @@ const Series = (() => {
   const colour = (data, i) =>
     Tools.colour((data.lines.length > 1 && MEMORY[data.lines[i].label.split(" ")[0]]) || (i ? "c" + (i % 6) : "line"));
 
-  // From zero unless that would press the line flat; room for the numbered marks on top.
+  // From zero unless that would press the line flat; a hundredth of the value is no cliff; room for the
+  // numbered marks on top.
   function range(low, high) {
     if (low === null || high === null) return [0, 1];
-    const from = low >= 0 && low < 0.6 * high ? 0 : low - 0.15 * (high - low || Math.abs(high) || 1);
-    const top = high + 0.2 * (high - from || 1);
+    const spread = Math.max(high - low, 0.2 * Math.max(Math.abs(high), Math.abs(low))) || 1;
+    const from = low >= 0 && low < 0.6 * high ? 0 : low - 0.15 * spread;
+    const top = Math.max(high, from + spread) + 0.2 * (high - from || 1);
     return [low >= 0 ? Math.max(from, 0) : from, top];
   }
 
@@ -73,9 +79,13 @@ const Series = (() => {
     pen.font = "bold " + 11 * ratio + "px system-ui, sans-serif";
     pen.textAlign = "center";
     pen.textBaseline = "middle";
+    const pins = [];
     for (const [x, number] of data.marks) {
       const at = plot.valToPos(x, "x", true);
       if (at < left || at > left + width) continue;
+      const below = pins.filter((other) => Math.abs(other - at) < PIN * ratio).length;
+      const high = top + (9 + PIN * Math.min(below, 6)) * ratio;
+      pins.push(at);
       pen.strokeStyle = pen.fillStyle = Tools.colour("mark");
       pen.lineWidth = ratio;
       pen.setLineDash([4 * ratio, 3 * ratio]);
@@ -84,10 +94,10 @@ const Series = (() => {
       pen.lineTo(at, top + height);
       pen.stroke();
       pen.beginPath();
-      pen.arc(at, top + 9 * ratio, 8 * ratio, 0, 2 * Math.PI);
+      pen.arc(at, high, 8 * ratio, 0, 2 * Math.PI);
       pen.fill();
       pen.fillStyle = Tools.colour("surface");
-      pen.fillText(String(number), at, top + 9 * ratio);
+      pen.fillText(String(number), at, high);
     }
     pen.restore();
   }

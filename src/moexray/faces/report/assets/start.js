@@ -4,7 +4,7 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const figures = Array.from(document.querySelectorAll("[data-chart]"));
   const painters = {
-    timeline: (figure) => Timeline.draw(figure, data.timeline),
+    timeline: (figure) => Timeline.draw(figure, data.timelines[Number(figure.dataset.index)]),
     series: (figure) => Series.draw(figure, data.series[Number(figure.dataset.index)]),
     map: (figure) => MemoryMap.draw(figure, data.maps[Number(figure.dataset.index)]),
     balance: (figure) => HeatMap.draw(figure, data.balances[Number(figure.dataset.index)]),

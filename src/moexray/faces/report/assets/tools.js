@@ -52,6 +52,24 @@ const Tools = (() => {
     return human(value, unit).replace(/\.0+(?=\D|$)/, "").replace(/(\.\d*[1-9])0+(?=\D|$)/, "$1");
   }
 
+  // Labels of an axis, told apart: where `tick` gives two of them the same digits, all get more.
+  function labels(values, unit) {
+    const coarse = values.map((value) => tick(value, unit));
+    if (values.length < 2 || (unit !== "ratio" && new Set(coarse).size === coarse.length)) return coarse;
+    const [name, size] = scale(Math.max(...values.map(Math.abs)), unit);
+    const step = (values[1] - values[0]) / size;
+    let digits = 0;
+    while (digits < 9 && Math.abs(step * 10 ** digits - Math.round(step * 10 ** digits)) > 1e-6 * 10 ** digits * step) digits += 1;
+    return values.map((value) => grouped(value / size, digits) + (name ? " " + name : ""));
+  }
+
+  function scale(most, unit) {
+    if (unit === "s") return SECONDS.findLast(([, size]) => most >= size && most < 1) || ["s", 1];
+    if (unit !== "bytes") return [unit === "ratio" || unit === "count" ? "" : unit, 1];
+    const power = clamp(Math.floor(Math.log2(most || 1) / 10), 0, BYTES.length - 1);
+    return [BYTES[power][0], 1024 ** power];
+  }
+
   const colour = (name) =>
     getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
 
@@ -102,5 +120,5 @@ const Tools = (() => {
   }
 
   const clamp = (value, low, high) => Math.min(Math.max(value, low), high);
-  return { human, tick, colour, prepare, shorten, ticks, legend, clamp };
+  return { human, tick, labels, colour, prepare, shorten, ticks, legend, clamp };
 })();
