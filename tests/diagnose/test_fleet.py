@@ -96,13 +96,6 @@ def test_a_summary_is_made_once_while_files_version_and_limits_are_the_same(foun
     assert not summarise(found[0], str(tmp_path)).again
 
 
-@pytest.mark.parametrize("damage", ["", "{", '{"schema": "x"}', "[]"])
-def test_a_damaged_summary_is_made_again(found, tmp_path, damage):
-    first = summarise(found[0], str(tmp_path))
-    (Path(first.folder) / "summary.json").write_text(damage)
-    assert summarise(found[0], str(tmp_path)) == first
-
-
 def test_a_changed_file_is_summarised_again(tmp_path):
     file = tmp_path / "rank0.log"
     file.write_text("INFO ready\n")

@@ -26,11 +26,10 @@ NAMES = (
 
 @pytest.fixture(params=NAMES, ids=repr)
 def folder(request, tmp_path):
-    place = os.fsencode(tmp_path) + b"/ru\xffn"
-    os.mkdir(place)
-    with open(place + b"/" + request.param, "w") as file:
-        file.write(LOG)
-    return os.fsdecode(place)
+    place = tmp_path / os.fsdecode(b"ru\xffn")
+    place.mkdir()
+    (place / os.fsdecode(request.param)).write_text(LOG)
+    return str(place)
 
 
 def call(*args):
@@ -53,7 +52,7 @@ def test_a_report_is_written_and_its_links_lead_to_files(folder, tmp_path):
     html = report.read_text(encoding="utf-8")
     assert "<script>alert" not in html
     for link in re.findall(r'class="where" href="([^"]+)"', html):
-        assert os.path.exists(os.path.join(os.fsencode(tmp_path), unquote_to_bytes(link)))
+        assert (tmp_path / os.fsdecode(unquote_to_bytes(link))).exists()
 
 
 def test_a_notebook_shows_them(folder, tmp_path):

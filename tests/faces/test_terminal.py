@@ -46,7 +46,7 @@ def test_lines_fit_the_terminal_and_the_verdict_stands_alone(columns):
     assert "reading " in raw
     assert lines[0].startswith("verdict: ")
     assert max(map(len, lines)) <= min(columns, WIDTH)
-    shown = [part for part in re.findall("reading [^\r\n\x1b]*", raw)]
+    shown = re.findall("reading [^\r\n\x1b]*", raw)
     assert max(map(len, shown)) < columns
 
 
