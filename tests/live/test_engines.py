@@ -172,15 +172,51 @@ def test_a_file_that_is_no_ring_and_calls_that_failed_are_counted_once(folder, c
 
 
 def test_a_ring_that_fills_quickly_is_read_oftener(folder, monkeypatch):
-    now = itertools.count(100.0, 0.4)
-    monkeypatch.setattr("moexray.live.engines.time.monotonic", lambda: next(now))
+    now = 100.0
+    monkeypatch.setattr("moexray.live.engines.time.monotonic", lambda: now)
     ring, engines = Ring(SITES, FACTS, folder=folder, max_bytes=1 << 17), source(folder)
     engines.update()
     idle = engines.every_s
     for step in range(ring.layout.slots // len(SITES)):
         write(ring, step)
+    now = 100.4
     engines.update()
     full = engines.every_s
+    now = 100.8
     engines.update()
     assert full <= idle / 2
     assert engines.every_s == idle
+
+
+def test_an_engine_that_does_nothing_shows_no_skew_of_long_ago(folder, monkeypatch):
+    """Else an alert would go on firing for what was, minutes after the last request."""
+    now = 100.0
+    monkeypatch.setattr("time.monotonic", lambda: now)
+    ring, engines = Ring(SITES, FACTS, folder=folder), source(folder)
+    write(ring, 0, tokens=200)
+    engines.update()
+    skew, choices = get(engines, "moex_expert_skew_index", 1), get(engines, "moex_routed_choices_total", 1)
+    assert (skew is not None, choices) == (True, 400)
+    now = 159.0
+    engines.update()
+    assert get(engines, "moex_expert_skew_index", 1) == skew
+    now = 161.0
+    engines.update()
+    assert get(engines, "moex_expert_skew_index", 1) is None
+    write(ring, 1, tokens=200)
+    engines.update()
+    assert get(engines, "moex_expert_skew_index", 1) is not None
+    assert get(engines, "moex_routed_choices_total", 1) == 800
+
+
+def test_a_process_that_is_gone_leaves_counters_and_no_gauges(folder):
+    ring, engines = Ring(SITES, FACTS, folder=folder, gauges=("reserved_bytes", "total_free_bytes", "largest_free_bytes")), source(folder)
+    ring.gauge(reserved_bytes=5.0, total_free_bytes=4.0, largest_free_bytes=1.0)
+    write(ring, 0)
+    engines.update()
+    gauges = {"moex_memory_reserved_bytes": ("0", "all"), "moex_fragmentation_ratio": ("0", "all"), "moex_hook_overhead_ratio": ()}
+    assert all(get(engines, name, *labels) is not None for name, labels in gauges.items())
+    ring.close()
+    engines.update()
+    assert [get(engines, name, *labels) for name, labels in gauges.items()] == [None] * 3
+    assert get(engines, "moex_routed_choices_total", 1) == 32

@@ -12,7 +12,7 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families 
 from prometheus_client.parser import text_string_to_metric_families as plain
 
 from moexray.live.metrics import DROPS, METRICS, SCOPE, metric
-from moexray.live.page import Page
+from moexray.live.page import LABEL_LENGTH, Page
 
 TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 
@@ -70,7 +70,7 @@ def test_empty_labels_are_left_out():
     assert sample.labels == (("model", "M"), ("layer", "3"))
 
 
-@given(st.text(max_size=200))
+@given(st.text(max_size=LABEL_LENGTH))
 def test_any_label_reads_back(text):
     page = Page()
     page.scope(model=text).set("moex_expert_skew_index", 1, 0)
@@ -121,7 +121,7 @@ def test_a_counter_of_the_source_that_starts_anew_goes_on_here():
     page = Page()
     for raw in (5, 7, 2, 2, 3):
         page.scope().follow("moex_allocator_retries_total", raw, 0)
-    assert page.value("moex_allocator_retries_total", "", "", "", 0) == 7 + 3
+    assert page.value("moex_allocator_retries_total", "", "", "", "0") == 7 + 3
 
 
 def test_counters_do_not_fall():
@@ -184,3 +184,41 @@ def test_every_loss_is_of_the_closed_set_and_explained():
                     named.add(tuple(words))
     assert named <= set(DROPS)
     assert len(named) > 10
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udfffb", "x" * 10_000, 10**400, "\ud83d" * 500])
+def test_a_label_that_no_page_can_hold_costs_no_page(text):
+    page = Page()
+    page.scope(model=text, rank=text).add("moex_expert_tokens_total", 1, text, text)
+    found = openmetrics(page.render(openmetrics=True).decode())
+    [sample] = [s for f in found for s in f.samples if s.name == "moex_expert_tokens_total"]
+    assert max(map(len, sample.labels.values())) <= LABEL_LENGTH
+    page.scope(model=text, rank=text).set("moex_expert_skew_index", 0.5, text)
+    page.scope(model=text, rank=text).set("moex_expert_skew_index", math.nan, text)  # the same series
+    assert "moex_expert_skew_index" not in {s.name for s in page.samples()}
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -1])
+def test_what_is_no_count_changes_no_counter(value):
+    page = Page()
+    scope = page.scope()
+    scope.follow("moex_allocator_retries_total", 3, 0)
+    scope.follow("moex_allocator_retries_total", value, 0)
+    scope.observe("moex_decode_step_duration_seconds", 0.5)
+    scope.observe("moex_decode_step_duration_seconds", value)
+    with pytest.raises(ValueError, match="moex_spike_total cannot"):
+        scope.add("moex_spike_total", value, "unknown")
+    assert page.value("moex_allocator_retries_total", "", "", "", "0") == 3
+    assert page.value("moex_decode_step_duration_seconds", "", "", "") == 0.5
+
+
+@pytest.mark.parametrize("jump_s", [-86_400, 86_400])
+def test_a_clock_that_jumps_does_not_hide_that_data_are_old(monkeypatch, jump_s):
+    """The alert on stale data must neither sleep for a day nor fire for one."""
+    page, day, run = Page(), 1_000_000_000.0, 5_000.0
+    monkeypatch.setattr("moexray.live.page.time.time", lambda: day)
+    monkeypatch.setattr("moexray.live.page.time.monotonic", lambda: run)
+    page.fresh(day - 2)
+    day, run = day + jump_s + 60, run + 60
+    page.samples()
+    assert page.value("moex_exporter_lag_seconds") == 62

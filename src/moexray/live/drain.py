@@ -14,9 +14,11 @@ read in time; `batch.dropped` counts the records that were overwritten before.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import mmap
 import os
+import stat
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,6 +53,7 @@ __all__ = ["ROUTER", "STEP", "Batch", "Drain", "Meta", "RingReader", "rings"]
 
 OUTCOMES = ("applied", "fallback", "skipped")  # of a remedy
 MAX_FILE = 1 << 30  # bytes; a larger ring is refused
+SHORT_OF = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)  # what this process, not the ring, lacks
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,10 +143,10 @@ class RingReader:
         self.path = Path(path)
         self.dropped = 0
         self._next = 0
-        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        fd = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             size = os.fstat(fd).st_size
-            if not DESCRIPTION[1] <= size <= MAX_FILE:
+            if not stat.S_ISREG(os.fstat(fd).st_mode) or not DESCRIPTION[1] <= size <= MAX_FILE:
                 raise self._refused(f"{size} bytes")
             self._memory = mmap.mmap(fd, size, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
@@ -151,8 +154,8 @@ class RingReader:
         about = self._description()
         try:
             self.meta, self._layout = _meta(about), _layout(about)
-            self._started, self._namespace = about.get("started"), int(about["namespace"])
-        except (KeyError, TypeError, ValueError) as why:
+            self._started, self._namespace = int(about.get("started") or 0), int(about["namespace"])
+        except (KeyError, TypeError, ValueError, OverflowError) as why:
             raise self._refused(f"its description lacks {why}") from why
         if self._layout.size > size:
             raise self._refused(f"{size} bytes, {self._layout.size} described")
@@ -218,17 +221,21 @@ class RingReader:
     @property
     def process(self) -> tuple[int, int, int]:
         """Namespace, id and start of the writer: no two processes of a machine share all three."""
-        return self._namespace, self.meta.pid, self._started or 0
+        return self._namespace, self.meta.pid, self._started
 
     def ended(self) -> bool:
         """Whether the writer's process is gone; False where that cannot be told from here."""
-        return is_running(self.meta.pid, self._started or 0, self._namespace) is False
+        return is_running(self.meta.pid, self._started, self._namespace) is False
+
+    def is_whole(self) -> bool:
+        """Whether the file has its size: reading what somebody cut off would end this process by SIGBUS."""
+        return self._memory.size() >= self._layout.size
 
     def alive(self) -> bool | None:
         """Whether the writer still runs and has the ring open; None where that cannot be told from here."""
         if self._live[LIVE.index("closed")]:
             return False
-        return is_running(self.meta.pid, self._started or 0, self._namespace)
+        return is_running(self.meta.pid, self._started, self._namespace)
 
     def _read(self, seq: int) -> tuple[Batch, int]:
         head, slots = self.written, self._layout.slots
@@ -238,20 +245,26 @@ class RingReader:
         # The writer puts a record's number first: where it is still there, nothing was overwritten meanwhile.
         after = self._slots[rows, :8].view(np.uint64)[:, 0]
         copied = copied[(after == wanted) & (copied[:, :8].copy().view(np.uint64)[:, 0] == wanted)]
-        read = len(copied)
         heads = copied[:, : RECORD.itemsize].copy().view(RECORD)[:, 0]
         of_requests = heads["kind"] == REQUEST
         requests = heads[of_requests].view(LINK)
-        heads, copied = heads[~of_requests], copied[~of_requests]
+        sound = self._sound(heads)
+        heads, copied = heads[sound], copied[sound]
         end = RECORD.itemsize + 4 * self._layout.experts
         batch = Batch(
             heads,
             copied[:, RECORD.itemsize : end].copy().view(np.uint32),
             copied[:, end : end + 2 * self._layout.ids].copy().view(np.int16),
             requests,
-            max(head - max(seq, 0), 0) - read,
+            max(head - max(seq, 0), 0) - len(heads) - len(requests),
         )
         return batch, max(head, seq)
+
+    def _sound(self, records: NDArray[Any]) -> NDArray[np.bool_]:
+        """Which are of a router or a step as a writer can have written them; damaged ones count as missed."""
+        router, site = records["kind"] == ROUTER, records["site"]
+        known = np.where(router, (site >= 0) & (site < len(self.meta.sites)), records["kind"] == STEP)
+        return np.asarray(known & (records["t1_ns"] >= records["t0_ns"]) & (records["t0_ns"] >= 0))
 
     def _description(self) -> dict[str, Any]:
         if self._memory[: len(MAGIC)] != MAGIC:
@@ -299,14 +312,13 @@ class Drain:
         self._done &= set(found)
         for path in found:
             if path not in self.readers and path not in self._done and path not in self.refused:
-                try:
-                    self.readers[path] = RingReader(path)
-                except ReadError as why:
-                    self.refused[path] = why.what
-                except FileNotFoundError:
-                    continue
+                self._open(path)
         given = []
         for path, reader in list(self.readers.items()):
+            if not reader.is_whole():
+                del self.readers[path]
+                self._refuse(path, "it was cut off while it was read")
+                continue
             gone = reader.alive() is False  # asked before reading: what it wrote until then is read
             given.append((reader, reader.read()))
             if gone:
@@ -316,6 +328,21 @@ class Drain:
                     with contextlib.suppress(OSError):
                         path.unlink()
         return given
+
+
+    def _open(self, path: Path) -> None:
+        try:
+            self.readers[path] = RingReader(path)
+        except FileNotFoundError:  # swept meanwhile
+            return
+        except ReadError as why:
+            self._refuse(path, why.what)
+        except OSError as why:
+            if why.errno not in SHORT_OF:  # else the next poll tries again
+                self._refuse(path, why.strerror or str(why))
+
+    def _refuse(self, path: Path, why: str) -> None:
+        self.refused[path] = why
 
 
 def _meta(about: dict[str, Any]) -> Meta:
@@ -331,6 +358,8 @@ def _meta(about: dict[str, Any]) -> Meta:
 
 def _layout(about: dict[str, Any]) -> Layout:
     layout = Layout(*(int(about[key]) for key in ("routers", "experts", "ids", "slots")))
-    if layout.routers != len(about["sites"]) or min(layout.experts, layout.ids) < 0 or layout.slots < 1:
+    experts = [int(site["experts"]) for site in about["sites"]]
+    fit = all(1 <= count <= layout.experts for count in experts) and len(experts) == layout.routers
+    if not fit or min(layout.experts, layout.ids) < 0 or layout.slots < 1:
         raise ValueError("sizes that fit each other")
     return layout

@@ -29,12 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Engines"]
 
-_log = logging.getLogger(__name__)
 
 NS = 1e-9
 EVERY_S = 0.2  # a ring of 16 MiB holds 15,000 records of 256 experts: 1,000 steps a second of 58 layers
 SOONEST_S = 0.02
 FILLED = 0.25  # share of a ring's records that may come between two looks, where it is filled quickly
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -79,18 +80,16 @@ class Engines:
         # where an engine's scheduler writes steps, those of its model processes would count them twice
         clocks = {(r.meta.engine, r.meta.model) for r, _ in given if r.meta.role == "engine"}
         for ring, batch in given:
-            meta = ring.meta
-            scope = self._scope(meta)
-            if meta.sites:
-                self._routing(scope, ring, batch)
-            traces = self.trace(ring, batch) if self.trace and meta.sites else []
-            if meta.role == "engine" or (meta.engine, meta.model) not in clocks:
-                _steps(scope, batch, traces)
-            self._health(scope, ring, batch)
-            _memory(scope, meta, ring.gauges())
-            remedy_actions(scope, self._acted.setdefault(ring.process, {}), ring.remedies())
+            try:
+                self._one(ring, batch, of_scheduler=(ring.meta.engine, ring.meta.model) in clocks)
+            except Exception as why:  # noqa: BLE001  # what is wrong with one ring must not cost the others
+                say_once(f"{ring.path} could not be counted: {why!r}; please report this", log=_log)
+                self.page.drop("updates", "failed")
             if ring.path not in self.drain.readers:  # its writer is gone, this was the rest
                 self._last.pop(ring.path, None)
+                _ended(self._scope(ring.meta), ring.meta)
+        for feed in self._feeds.values():
+            feed.age(self._looked_s)
         for process in self._ended:
             self._acted.pop(process, None)
         self._ended = {r.process for r, _ in given if r.path not in self.drain.readers and r.ended()}
@@ -99,6 +98,18 @@ class Engines:
             for path, why in list(self.drain.refused.items())[self._refused :]:
                 _log.warning("%s: %s", path, why)
             self._refused = len(self.drain.refused)
+
+    def _one(self, ring: RingReader, batch: Batch, *, of_scheduler: bool) -> None:
+        meta = ring.meta
+        scope = self._scope(meta)
+        self._health(scope, ring, batch)
+        if meta.sites:
+            self._routing(scope, ring, batch)
+        traces = self.trace(ring, batch) if self.trace and meta.sites else []
+        if meta.role == "engine" or not of_scheduler:
+            _steps(scope, batch, traces)
+        _memory(scope, meta, ring.gauges())
+        remedy_actions(scope, self._acted.setdefault(ring.process, {}), ring.remedies())
 
     def _pace(self, filled: float) -> None:
         """The next look comes before the ring that was `filled` most (share of its records) is half full."""
@@ -116,7 +127,9 @@ class Engines:
         sites = ring.meta.sites
         totals = ring.totals().astype(np.int64)
         last = self._last.setdefault(ring.path, _Last(np.zeros_like(totals)))
-        new = totals - last.totals
+        if not last.totals.size:
+            last.totals = np.zeros_like(totals)
+        new = np.maximum(totals - last.totals, 0)  # totals never fall, but a file may be damaged
         last.totals = totals
         calls = batch.records["kind"] == ROUTER
         if not new.any() and not calls.any():
@@ -132,7 +145,8 @@ class Engines:
         experts = np.array(feed.shape.experts)
         beyond, unnamed = np.zeros(len(sites), np.int64), np.zeros(len(sites), np.int64)
         np.add.at(beyond, site, collisions(counts, experts[site][:, None]))
-        np.add.at(unnamed, site, batch.records["pairs"][calls].astype(np.int64) - counts.sum(axis=1))
+        named = counts.sum(axis=1, dtype=np.int64)
+        np.add.at(unnamed, site, np.maximum(batch.records["pairs"][calls].astype(np.int64) - named, 0))
         feed.add(new, beyond, unnamed)
 
     def _health(self, scope: Scope, ring: RingReader, batch: Batch) -> None:
@@ -161,6 +175,17 @@ def _labels(meta: Meta) -> tuple[int | str, ...]:
     return tuple(
         s.layer if s.layer >= 0 and layers.count(s.layer) == 1 else s.path for s in meta.sites
     )
+
+
+def _ended(scope: Scope, meta: Meta) -> None:
+    """A process that is gone uses no memory and records nothing: no alert may go on firing for it."""
+    device = meta.device.partition(":")[2]
+    scope.set("moex_hook_overhead_ratio", math.nan)
+    for name in (
+        "moex_memory_reserved_bytes", "moex_memory_allocated_bytes", "moex_memory_largest_free_block_bytes",
+        "moex_fragmentation_ratio",
+    ):  # fmt: skip
+        scope.set(name, math.nan, device, "all")
 
 
 def _memory(scope: Scope, meta: Meta, gauges: dict[str, float]) -> None:

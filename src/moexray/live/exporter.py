@@ -55,6 +55,7 @@ class Exporter:
     ) -> None:  # fmt: skip
         self.page, self.sources, self.remote = page, sources, remote
         self._due = [0.0] * len(sources)
+        self._told = [""] * len(sources)  # the last failure of each
         self.server = Server(listen, lambda request: answer(page, request), token) if listen else None
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._updating, daemon=True)
@@ -84,8 +85,11 @@ class Exporter:
                 continue
             try:
                 source.update()
-            except Exception:  # noqa: BLE001  # whatever a recording holds, the page goes on
-                _log.exception("a source failed")
+                self._told[i] = ""
+            except Exception as why:  # noqa: BLE001  # whatever a recording holds, the page goes on
+                if self._told[i] != (told := repr(why)):  # several times a second is enough for no log
+                    _log.exception("a source failed")
+                    self._told[i] = told
                 self.page.drop("updates", "failed")
             self._due[i] = time.monotonic() + source.every_s
 

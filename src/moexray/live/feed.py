@@ -90,17 +90,31 @@ class RoutingFeed:
         self.totals += sums
         self._into_window(sums, now)
         window = self.window
-        skew, balance, far = self._measures(window, now)  # before the lock: a scrape does not wait for it
+        measures = self._measures(window, now)  # before the lock: a scrape does not wait for it
         with self.scope.page.lock:
             for y, name in enumerate(self._names):
                 self.scope.add("moex_routed_choices_total", int(sums[y].sum()), name)
                 self.scope.add("moex_routing_collisions_total", int(beyond[y]), name)
                 if unnamed is not None:
                     self.scope.add("moex_expert_capacity_dropped_tokens_total", int(unnamed[y]), name)
-                self.scope.set("moex_expert_skew_index", skew[y], name)
-                self.scope.set("moex_expert_balancedness_ratio", balance[y], name)
-                self.scope.set("moex_routing_drift_ratio", far[y], name)
+            self._tell(measures)
             self._show_experts(window, now)
+
+    def age(self, now_s: float | None = None) -> None:
+        """Where nothing came: what is older than the window leaves it, and with the last of it the gauges go."""
+        now = time.monotonic() if now_s is None else now_s
+        if not self._blocks or now - self._blocks[0][0] < WINDOW_S:
+            return
+        self._leave_window(now)
+        measures = self._measures(self.window, now)
+        with self.scope.page.lock:
+            self._tell(measures)
+
+    def _tell(self, measures: tuple[list[float], list[float], list[float]]) -> None:
+        names = ("moex_expert_skew_index", "moex_expert_balancedness_ratio", "moex_routing_drift_ratio")
+        for metric, values in zip(names, measures, strict=True):
+            for name, value in zip(self._names, values, strict=True):
+                self.scope.set(metric, value, name)
 
     def _into_window(self, sums: NDArray[np.int64], now: float) -> None:
         if self._started_s is None:
@@ -109,6 +123,9 @@ class RoutingFeed:
             np.add(self._blocks[-1][1], sums, out=self._blocks[-1][1])
         else:
             self._blocks.append((now, sums.copy()))
+        self._leave_window(now)
+
+    def _leave_window(self, now: float) -> None:
         while self._blocks and now - self._blocks[0][0] >= WINDOW_S:
             self._blocks.popleft()
 

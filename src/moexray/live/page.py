@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 import os
+import re
 import threading
 import time
 import weakref
@@ -32,6 +33,7 @@ SCHEMA = "1"  # of the names and labels in live/metrics.py
 TEXT = "text/plain; version=0.0.4; charset=utf-8"
 OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 LABEL_LENGTH = 128  # characters of a label's value that are kept
+_HALVES = re.compile("[\\ud800-\\udfff]")  # of characters: JSON may hold them, a page cannot
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
@@ -91,7 +93,7 @@ class Page:
         _pages.add(self)
         self.series = 0
         self._families: dict[str, dict[tuple[str, ...], Series]] = {m.name: {} for m in METRICS}
-        self._fresh_s = 0.0
+        self._fresh_s = -math.inf  # monotonic: the clock of the day may jump
         self.own = Scope(self)
         self.own.set("moex_build_info", 1, __version__, SCHEMA)
         for signal, reason in DROPS:
@@ -101,7 +103,7 @@ class Page:
 
     def scope(self, *, model: str = "", engine: str = "", rank: object = "") -> Scope:
         """A writer whose metrics share these labels; empty ones are left out."""
-        return Scope(self, (model, engine, str(rank)))
+        return Scope(self, (_label(model), _label(engine), _label(rank)))
 
     def drop(self, signal: str, reason: str, count: float = 1) -> None:
         """Counts what was lost."""
@@ -109,7 +111,8 @@ class Page:
 
     def fresh(self, time_s: float | None = None) -> None:
         """The newest data on the page are of this time (epoch seconds, now by default)."""
-        self._fresh_s = max(self._fresh_s, time.time() if time_s is None else time_s)
+        age = 0.0 if time_s is None else max(0.0, time.time() - time_s)
+        self._fresh_s = max(self._fresh_s, time.monotonic() - age)
 
     def at(self, known: Metric, labels: tuple[str, ...], *, own: bool) -> Series | None:
         """The series, made if there is room; None if the ceiling is reached. Call with the lock held."""
@@ -165,8 +168,8 @@ class Page:
         return ("\n".join(lines) + "\n").encode()
 
     def _age(self) -> None:
-        if self._fresh_s:
-            self.own.set("moex_exporter_lag_seconds", max(0.0, time.time() - self._fresh_s))
+        if math.isfinite(self._fresh_s):
+            self.own.set("moex_exporter_lag_seconds", time.monotonic() - self._fresh_s)
 
 
 _pages: weakref.WeakSet[Page] = weakref.WeakSet()
@@ -195,22 +198,29 @@ class Scope:
                 one.value = value
 
     def add(self, name: str, amount: float, *labels: object) -> None:
-        """Adds to a counter; amounts below 0 are refused by ValueError."""
-        if amount < 0:
-            raise ValueError(f"{name} cannot fall by {amount}")
+        """Adds to a counter; amounts below 0, or that are not finite, are refused by ValueError."""
+        if not 0 <= amount < math.inf:
+            raise ValueError(f"{name} cannot fall, or grow by {amount}")
         with self.page.lock:
             if one := self._at(name, labels):
                 one.value += amount
 
     def follow(self, name: str, value: float, *labels: object) -> None:
-        """Takes over a counter of the source, which may have started anew at 0."""
+        """Takes over a counter of the source, which may have started anew at 0; what is no count is unknown."""
+        if not 0 <= value < math.inf:
+            return
         with self.page.lock:
             if one := self._at(name, labels):
                 one.value += value - one.raw if value >= one.raw else value
                 one.raw = value
 
     def observe(self, name: str, value: float, *labels: object, trace_id: str = "") -> None:
-        """Adds one observation to a histogram, with an exemplar where the step's trace was kept."""
+        """Adds one observation to a histogram, with an exemplar where the step's trace was kept.
+
+        What is below 0 or not finite is unknown, and left out.
+        """
+        if not 0 <= value < math.inf:
+            return
         with self.page.lock:
             if one := self._at(name, labels):
                 place = bisect_left(metric(name).buckets, value)
@@ -251,17 +261,22 @@ class Scope:
 
     def _at(self, name: str, labels: tuple[object, ...]) -> Series | None:
         known = metric(name)
-        full = (*self._own_labels(known), *(str(x)[:LABEL_LENGTH] for x in labels))
+        full = (*self._own_labels(known), *map(_label, labels))
         if len(full) != len(known.label_names):
             raise ValueError(f"{name} has the labels {known.label_names}, got {full}")
         return self.page.at(known, full, own=not known.scoped)
 
     def _drop(self, name: str, labels: tuple[object, ...]) -> None:
         known = metric(name)
-        gone = tuple(map(str, labels))
         family = self.page._families[name]  # noqa: SLF001
-        if family.pop((*self._own_labels(known), *gone), None):
+        if family.pop((*self._own_labels(known), *map(_label, labels)), None):
             self.page.series -= known.series
+
+
+def _label(value: object) -> str:
+    """A label's value as a page can hold it."""
+    text = str(value)[:LABEL_LENGTH]
+    return text if text.isascii() else _HALVES.sub("\ufffd", text)
 
 
 def _new(known: Metric, labels: tuple[str, ...]) -> Series:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray import __version__
+from moexray.core.errors import MoexrayError
 from moexray.core.redact import redact
 from moexray.live.drain import ROUTER, STEP, Drain
 
@@ -64,12 +65,12 @@ class Recorder:
 
     Attributes:
         missed: What was not seen: records overwritten unread, scrapes that failed, calls that the engine's
-            side could not record.
+            side could not record, looks at the folder of the rings that failed.
     """
 
     def __init__(self, bundle: Bundle, wanted: Wanted) -> None:
         self.bundle, self._wanted = bundle, wanted
-        self.missed = {"records": 0, "scrapes": 0, "failures": 0}
+        self.missed = {"records": 0, "scrapes": 0, "failures": 0, "looks": 0}
         self._drain = None if wanted.rings is None else Drain(wanted.rings, remove=bool(wanted.command))
         self._began = time.time()
         self._due = {"scrape": 0.0, "host": 0.0, "manifest": 0.0}
@@ -119,7 +120,12 @@ class Recorder:
     def _rings(self) -> None:
         if self._drain is None:
             return
-        for ring, batch in self._drain.poll():
+        try:
+            given = self._drain.poll()
+        except (MoexrayError, OSError):  # the folder is gone, or not ours any more; CMD runs on
+            self.missed["looks"] += 1
+            return
+        for ring, batch in given:
             self.missed["records"] += batch.dropped
             self._failures[ring.path] = ring.live()["failures"]
             rank = 0 if ring.meta.rank is None else ring.meta.rank
