@@ -90,7 +90,10 @@ def test_what_cannot_be_is_told(tmp_path, text, why):
     assert why in str(error.value)
 
 
-@pytest.mark.parametrize("text", ["a: [", "a: !!python/object/apply:os.system ['true']", "&a [*a, *b]", "\x00"])
+@pytest.mark.parametrize("text", [
+    "a: [", "a: !!python/object/apply:os.system ['true']", "&a [*a, *b]", "\x00", "rules: 2001-13-45", "a: !!int abc",
+    "labels: {a: !!float x}", f"labels: {{a: {'9' * 5000}}}", "[" * 3000,
+])  # fmt: skip
 def test_what_is_no_yaml_runs_nothing(tmp_path, text):
     with pytest.raises(ReadError, match="no rules can be read"):
         rules(tmp_path, text)
@@ -101,3 +104,11 @@ def test_what_is_no_yaml_runs_nothing(tmp_path, text):
 def test_a_huge_file_is_refused(tmp_path):
     with pytest.raises(ReadError, match="1 MiB"):
         rules(tmp_path, "#" * (1 << 20) + "#")
+
+
+@pytest.mark.parametrize("key", ["name", "match: {name", "match: {kind"])
+def test_a_text_that_aliases_make_of_any_size_is_refused(tmp_path, key):
+    steps = [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]" for i in range(1, 12)]
+    text = "{" + ", ".join(["a0: &a0 [z]", *steps]) + "}"
+    with pytest.raises(UsageError, match="a text is expected"):
+        rules(tmp_path, f"rules:\n- {key}: {text}" + "}" * key.count("{"))

@@ -55,7 +55,8 @@ def test_a_json_line_becomes_a_record():
     ("value", "seconds"),
     [(1_700_000_000, 1.7e9), (1_700_000_000_123, 1.7e9), (1_700_000_000_123_456, 1.7e9), ("1700000000123456789", 1.7e9),
      ("2023-11-14T22:13:20Z", 1.7e9), ("2023-11-14 22:13:20,5", 1.7e9), ("2023-11-14T23:13:20+01:00", 1.7e9),
-     ("noon", 0), (True, 0), (12, 0), (None, 0), ([1], 0)],
+     ("noon", 0), (True, 0), (12, 0), (None, 0), ([1], 0), (10**400, 0), (float("inf"), 0), (float("nan"), 0), (9e10, 0),
+     ("1960-01-01T00:00:00Z", 0), ("9999-12-31T23:59:59Z", 0), ("0001-01-01T00:00:00+23:59", 0), (-5, 0)],
 )  # fmt: skip
 def test_times(value, seconds):
     assert module._epoch_ns(value) / 1e9 == pytest.approx(seconds, abs=1)
@@ -171,6 +172,28 @@ def test_stand_in_that_is_busy_is_asked_again_and_one_that_refuses_is_not(stand_
     to = stand_in(*statuses)
     assert loki_sender(to.url, "s")([Logs({})("x")]) is taken
     assert len(to.requests) == asked
+
+
+HOSTILE = [
+    {"ts": 10**400}, {"time": "1960-01-01T00:00:00Z"}, {"time": "9999-12-31T23:59:59Z"}, {"ts": 9e10}, {"a": 10**400},
+    {"a": "\ud800"}, {"\udfff": "x"}, {"a": [float("nan"), float("inf"), -(1 << 63), 1 << 63]}, {"\ud800": {"\ud800": ["\ud800"]}},
+    {"level": ["error"], "trace_id": 5, "traceparent": []},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("to", [otlp_sender, loki_sender])
+@pytest.mark.parametrize("document", HOSTILE)
+def test_no_line_costs_the_batch_it_is_in(stand_in, to, document):
+    receiver = stand_in()
+    make = Logs({"a": "$.a", "\ud800": "$.a"})
+    assert to(receiver.url, "s")([make("INFO before"), make(json.dumps(document)), make("INFO \ud800 after")])
+    assert len(receiver.requests) == 1
+
+
+def test_a_line_that_breaks_us_is_told_and_not_sent(monkeypatch, caplog):
+    monkeypatch.setattr(module, "redact", lambda _: 1 // 0)
+    assert Logs({})("INFO secret").body == "<11 characters>"
+    assert "please report this" in caplog.text
 
 
 def test_the_command_sends_a_file_and_a_pipe(stand_in, tmp_path):

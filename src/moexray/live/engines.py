@@ -16,6 +16,7 @@ import numpy as np
 
 from moexray.live.drain import ROUTER, STEP, Drain
 from moexray.live.feed import RoutingFeed, Shape, collisions, observe_steps, remedy_actions
+from moexray.runtime.guard import say_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from moexray.live.page import Page, Scope
 
 __all__ = ["Engines"]
-
 
 NS = 1e-9
 EVERY_S = 0.2  # a ring of 16 MiB holds 15,000 records of 256 experts: 1,000 steps a second of 58 layers
@@ -95,8 +95,8 @@ class Engines:
         self._ended = {r.process for r, _ in given if r.path not in self.drain.readers and r.ended()}
         if len(self.drain.refused) > self._refused:
             self.page.drop("rings", "refused", len(self.drain.refused) - self._refused)
-            for path, why in list(self.drain.refused.items())[self._refused :]:
-                _log.warning("%s: %s", path, why)
+            for path, reason in list(self.drain.refused.items())[self._refused :]:
+                _log.warning("%s: %s", path, reason)
             self._refused = len(self.drain.refused)
 
     def _one(self, ring: RingReader, batch: Batch, *, of_scheduler: bool) -> None:

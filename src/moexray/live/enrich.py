@@ -144,7 +144,7 @@ def read_rules(file: Path) -> Enricher:
         if file.stat().st_size > MAX_FILE:
             raise ReadError("a file of rules has at most 1 MiB", where=str(file))
         document = yaml.safe_load(file.read_text("utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as why:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as why:  # ValueError: of a tag, a date
         hint = "docs/live.md shows a file"
         raise ReadError(f"no rules can be read ({why})", where=str(file), hint=hint) from why
     where = str(file)
@@ -162,6 +162,9 @@ def read_rules(file: Path) -> Enricher:
 def _rule(row: Any, most: Mapping[str, int], where: str) -> Rule:
     parts = _mapping(row, {"name", "match", "set", "labels"}, where)
     match = _mapping(parts.get("match") or {}, {"name", "kind", "attributes"}, where)
+    for key, value in (("rule", parts.get("name")), ("name", match.get("name")), ("kind", match.get("kind"))):
+        if not isinstance(value, str | bool | int | float | None):  # aliases make texts of any size
+            raise UsageError(f"{key}: a text is expected", where=where)
     kind = str(match.get("kind", ""))
     if kind and kind not in KINDS:
         raise UsageError(f"kind {kind} is none of {', '.join(KINDS)}", where=where)

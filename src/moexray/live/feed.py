@@ -101,7 +101,7 @@ class RoutingFeed:
             self._show_experts(window, now)
 
     def age(self, now_s: float | None = None) -> None:
-        """Where nothing came: what is older than the window leaves it, and with the last of it the gauges go."""
+        """Where nothing came: what is older than the window leaves it; with the last of it the gauges go."""
         now = time.monotonic() if now_s is None else now_s
         if not self._blocks or now - self._blocks[0][0] < WINDOW_S:
             return

@@ -9,6 +9,7 @@ Source: opentelemetry-proto logs v1; Loki's push API in its JSON form.
 from __future__ import annotations
 
 import json
+import logging
 import re
 import time
 from dataclasses import dataclass, field
@@ -31,6 +32,7 @@ __all__ = ["Logs", "Record", "loki_sender", "otlp_sender", "sender"]
 MAX_LINE = 1 << 16  # characters of a line that are read; the rest is cut
 VALUE = 1_024  # characters of an attribute
 DEPTH = 20
+LAST_S = 9e9  # the year 2255: a time in nanoseconds must fit into 63 bits, or its whole batch is lost
 PRIVATE = frozenset(
     ("prompt", "prompts", "messages", "message_content", "input", "inputs", "input_text", "completion",
      "completions", "output", "outputs", "output_text", "generated_text", "content", "query", "response_text")
@@ -47,6 +49,8 @@ _LEVEL = re.compile(r"\b(TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL)\b")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-([0-9a-f]{16})-[0-9a-f]{2}")
 _TRACE, _SPAN = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 TRIES, FIRST_PAUSE_S = 4, 0.2
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +92,15 @@ class Logs:
         self._prompts = prompts
 
     def __call__(self, line: str) -> Record:
-        """The record of a line."""
+        """The record of a line. Never raises: where a pipe breaks, the program that writes into it stops."""
         line, now = line.rstrip("\r\n")[:MAX_LINE], time.time_ns()
+        try:
+            return self._record(line, now)
+        except Exception:  # noqa: BLE001 - behind the pipe is a host engine
+            _log.exception("a line could not be read; please report this")
+            return Record(0, now, 0, f"<{len(line)} characters>")
+
+    def _record(self, line: str, now: int) -> Record:
         document: Any = None
         if line.lstrip().startswith("{"):
             try:
@@ -163,15 +174,15 @@ def _epoch_ns(value: Any) -> int:
         return 0
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         try:
             when = datetime.fromisoformat(str(value).replace(",", "."))
-        except ValueError:
+            seconds = (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, OverflowError):
             return 0
-        when = when if when.tzinfo else when.replace(tzinfo=UTC)
-        return int(when.timestamp() * 1e9)
-    for scale in (1e9, 1e6, 1e3, 1.0):  # 1e11 s is the year 5138
-        if 1e8 <= number * scale / 1e9 < 1e11:
+        return int(seconds * 1e9) if 0 < seconds < LAST_S else 0
+    for scale in (1e9, 1e6, 1e3, 1.0):
+        if 1e8 <= number * scale / 1e9 < LAST_S:
             return int(number * scale)
     return 0
 
@@ -225,7 +236,7 @@ def otlp_sender(url: str, service: str, token: str = "") -> Callable[[list[Any]]
             )  # fmt: skip
             _any_value(out.body, record.body)
             for key, value in record.attributes.items():
-                _any_value(out.attributes.add(key=key).value, value)
+                _any_value(out.attributes.add(key=_whole(key)).value, value)
         return request
 
     if place := grpc_place(url):
@@ -276,18 +287,23 @@ def _any_value(out: Any, value: Any) -> None:
         out.bool_value = value
     elif isinstance(value, int) and -(1 << 63) <= value < 1 << 63:
         out.int_value = value
-    elif isinstance(value, int | float):
-        out.double_value = float(value)
+    elif isinstance(value, float):
+        out.double_value = value
     elif isinstance(value, dict):
         out.kvlist_value.SetInParent()
         for key, inner in value.items():
-            _any_value(out.kvlist_value.values.add(key=key).value, inner)
+            _any_value(out.kvlist_value.values.add(key=_whole(key)).value, inner)
     elif isinstance(value, list):
         out.array_value.SetInParent()
         for inner in value:
             _any_value(out.array_value.values.add(), inner)
     elif value is not None:
-        out.string_value = str(value)
+        out.string_value = _whole(str(value))
+
+
+def _whole(text: str) -> str:
+    """Without halves of characters, which JSON may hold and a message may not."""
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
 
 
 def loki_sender(url: str, service: str, token: str = "") -> Callable[[list[Any]], bool]:

@@ -206,7 +206,7 @@ class Scope:
                 one.value += amount
 
     def follow(self, name: str, value: float, *labels: object) -> None:
-        """Takes over a counter of the source, which may have started anew at 0; what is no count is unknown."""
+        """Takes over a counter of the source, which may have started anew at 0; no count: left out."""
         if not 0 <= value < math.inf:
             return
         with self.page.lock:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,10 +17,11 @@ from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from typing import Any
+    from collections.abc import Callable, Iterator
 
 __all__ = ["command"]
+
+LONGEST = 1 << 20  # characters of a line; a longer one is taken in parts, so that memory stays bounded
 
 
 @click.command("logs")
@@ -45,18 +49,55 @@ def command(file: str, otlp: str | None, loki: str | None, picks: tuple[str, ...
         make = Logs(_picks(picks), prompts=flags["prompts"])
         page = Page()
         box = Outbox(_send(otlp, loki, service), page, "logs")
-        total = 0
-        with click.open_file(file, encoding="utf-8", errors="replace") as lines:
-            for line in lines:
+        total, tee = 0, _Tee(on=flags["tee"])
+        is_pipe = file == "-"
+        with click.open_file(file, encoding="utf-8", errors="replace") as lines, _patient(on=is_pipe):
+            for line in iter(partial(lines.readline, LONGEST), ""):
                 total += 1
-                if flags["tee"]:
-                    click.echo(line, nl=False)
-                box.put(make(line), wait_s=30.0 if file != "-" else 0.0)  # a pipe must not stop its program
+                tee(line)
+                box.put(make(line), wait_s=0.0 if is_pipe else 30.0)  # a pipe must not stop its program
         box.close(60.0)
+    if tee.lost:
+        say(f"  {counted(tee.lost, 'line')} could not be printed", err=True)
     say(f"sent {counted(box.sent, 'line')} of {total:,}", err=True)
     if box.sent < total:
         say("  the others were refused or nobody answered: check the address", err=True)
         sys.exit(1)
+
+
+class _Tee:
+    """Prints lines as long as it can: where a disk is full or a reader gone, the program must not end with it."""
+
+    def __init__(self, *, on: bool) -> None:
+        self.on, self.lost = on, 0
+
+    def __call__(self, line: str) -> None:
+        if self.lost:
+            self.lost += 1
+        elif self.on:
+            try:
+                click.echo(line, nl=False)
+            except OSError as why:
+                self.lost = 1
+                say(f"lines are not printed any more ({why.strerror}), but sent", err=True)
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is buffered goes there
+
+
+@contextmanager
+def _patient(*, on: bool) -> Iterator[None]:
+    """Ctrl-C reaches the program before the pipe, too: its last lines are read, until it ends; twice ends us."""
+    before: Any = None
+
+    def first(*_: object) -> None:
+        signal.signal(signal.SIGINT, before)
+
+    if on:
+        before = signal.signal(signal.SIGINT, first)
+    try:
+        yield
+    finally:
+        if on:
+            signal.signal(signal.SIGINT, before)
 
 
 def _picks(picks: tuple[str, ...]) -> dict[str, str]:
