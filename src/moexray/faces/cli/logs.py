@@ -66,7 +66,7 @@ def command(file: str, otlp: str | None, loki: str | None, picks: tuple[str, ...
 
 
 class _Tee:
-    """Prints lines as long as it can: where a disk is full or a reader gone, the program must not end with it."""
+    """Prints lines as long as it can: a full disk or a reader that is gone must not end the program."""
 
     def __init__(self, *, on: bool) -> None:
         self.on, self.lost = on, 0
@@ -85,7 +85,7 @@ class _Tee:
 
 @contextmanager
 def _patient(*, on: bool) -> Iterator[None]:
-    """Ctrl-C reaches the program before the pipe, too: its last lines are read, until it ends; twice ends us."""
+    """Ctrl-C reaches the program before the pipe, too: its last lines are read to the end; twice ends us."""
     before: Any = None
 
     def first(*_: object) -> None:
