@@ -1,5 +1,6 @@
 """`diagnose` on a terminal: no wider than it, and the line of progress is gone when the verdict comes."""
 
+import json
 import os
 import pty
 import re
@@ -48,6 +49,23 @@ def test_lines_fit_the_terminal_and_the_verdict_stands_alone(columns):
     assert max(map(len, lines)) <= min(columns, WIDTH)
     shown = re.findall("reading [^\r\n\x1b]*", raw)
     assert max(map(len, shown)) < columns
+
+
+@pytest.mark.parametrize("args", [
+    ("timeline", INCIDENT / "traces"), ("routing", INCIDENT / "routing"), ("compare", INCIDENT, INCIDENT),
+    ("memory", INCIDENT / "memory"), ("inspect", INCIDENT), ("explain", "mem.fragmentation"),
+], ids=lambda a: a[0])  # fmt: skip
+def test_every_command_breaks_its_lines_between_words(args):
+    _, lines = on_terminal(80, *args)
+    piped = subprocess.run([sys.executable, "-m", "moexray", *map(str, args)], capture_output=True, text=True, check=False)
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines).split() == piped.stdout.split()
+    assert "\n".join(lines).count("\n") >= piped.stdout.count("\n")
+
+
+def test_json_keeps_its_lines():
+    raw, _ = on_terminal(60, "routing", INCIDENT / "routing", "--format", "json")
+    assert json.loads(raw)["schema"] == "moexray.routing/1"
 
 
 def test_an_error_stands_alone_too(tmp_path):

@@ -17,7 +17,7 @@ from moexray.diagnose.engine import Diagnosis, diagnose
 from moexray.faces.cli.new_file import check_new
 from moexray.faces.cli.refuse import check_paths, refusing
 from moexray.faces.cli.report_file import closer_look, write_report
-from moexray.faces.cli.say import say
+from moexray.faces.cli.say import columns, say
 from moexray.faces.cli.screen import WIDTH, as_markdown, as_text
 from moexray.faces.plain import visible
 from moexray.readers.read_any import read_any
@@ -29,8 +29,6 @@ if TYPE_CHECKING:
     from moexray.core.limits import Limits
 
 __all__ = ["command"]
-
-LEAST_WIDTH = 40
 
 
 @click.command("diagnose")
@@ -79,7 +77,7 @@ def command(
     if form == "json":
         say(json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False))
     else:
-        width = {"width": _width()} if form == "text" else {}
+        width = {"width": columns(WIDTH)} if form == "text" else {}
         say((as_text if form == "text" else as_markdown)(document, whole=more["whole"], **width))
     sys.exit(_exit_code(result, fail_on))
 
@@ -104,11 +102,6 @@ def _exit_code(result: Diagnosis, fail_on: str) -> int:
         return 0
     least = SEVERITIES.index(fail_on)
     return int(any(SEVERITIES.index(f.severity) >= least for f in result.findings))
-
-
-def _width() -> int:
-    """Characters of a line: those of the terminal if it is narrower than what we write into a file."""
-    return min(WIDTH, max(LEAST_WIDTH, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else WIDTH
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from click.shell_completion import CompletionItem
 
 from moexray.core.remedies import REMEDIES
 from moexray.core.verdicts import VERDICTS, Verdict
+from moexray.faces.cli.say import columns, say
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["command"]
 
 WIDTH = 88
+SHORT = 78  # of a text in a list
 
 
 def _complete(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -48,27 +50,28 @@ def command(id: str | None) -> None:
         remedies = remedies or [r for r in REMEDIES if word in r.id or word in r.call.lower()]
     if len(remedies) == 1:
         [entry] = remedies
-        click.echo(_lines(entry.id, [("do", _open(entry.action)), *of(entry), ("for", _verdicts(entry))]))
+        say(_lines(entry.id, [("do", _open(entry.action)), *of(entry), ("for", _verdicts(entry))]))
         return
     if remedies:
         _list([(r.id, _open(r.action)) for r in remedies])
         return
     if not found:
         near = difflib.get_close_matches(word, [v.id for v in VERDICTS], 3, 0.5)
-        click.echo(f"error: there is no verdict {id}", err=True)
+        say(f"error: there is no verdict {id}", err=True)
         hint = f"did you mean {', '.join(near)}?" if near else "moexray explain lists all verdicts"
-        click.echo(f"  try:   {hint}", err=True)
+        say(f"  try:   {hint}", err=True)
         sys.exit(2)
     if len(found) == 1:
-        click.echo(render(found[0]))
+        say(render(found[0]))
     else:
         _list([(v.id, v.means) for v in found])
 
 
 def _list(lines: Sequence[tuple[str, str]]) -> None:
     width = max(len(id) for id, _ in lines)
+    room = columns(width + 2 + SHORT) - width - 2
     for id, text in lines:
-        click.echo(f"{id.ljust(width)}  {textwrap.shorten(text, WIDTH - 10, placeholder=' ...')}")
+        say(f"{id.ljust(width)}  {textwrap.shorten(text, room, placeholder=' ...')}")
 
 
 class _Names(dict[str, str]):
@@ -115,7 +118,6 @@ def _lines(head: str, texts: Sequence[tuple[str, str]]) -> str:
     parts = [head]
     for title, text in texts:
         label = f"  {title + ':':<9}"
-        parts += textwrap.wrap(
-            text, WIDTH, initial_indent=label, subsequent_indent=" " * len(label), break_on_hyphens=False
-        )
+        parts += textwrap.wrap(text, columns(WIDTH), initial_indent=label,
+                               subsequent_indent=" " * len(label), break_on_hyphens=False)  # fmt: skip
     return "\n".join(parts)
