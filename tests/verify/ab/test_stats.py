@@ -122,6 +122,9 @@ def test_numbers_of_repetitions_compare_by_their_means():
         (-1.0, 3.0, 2.0, "cannot tell"),
         (-1.0, 1.0, None, "cannot tell"),
         (None, None, 2.0, "cannot tell"),
+        (np.nan, np.nan, 2.0, "cannot tell"),
+        (np.nan, np.nan, None, "cannot tell"),
+        (-1.0, np.nan, 2.0, "cannot tell"),
     ],
 )
 def test_verdicts(low, high, margin, verdict):

@@ -198,6 +198,20 @@ def test_gauges_compare_by_turn():
     assert found["largest_free_bytes"].ratio.value == 5.0
 
 
+def test_turns_without_a_gauge_say_nothing_of_it():
+    system = System()
+
+    def sample(place):
+        turn = system.sample(place)
+        gauges = (("skew", 0.5), ("never", np.nan)) if system.turns % 3 else ()
+        return Turn(place, turn.start_s, turn.at_s, turn.value_s, gauges=gauges)
+
+    found = {o.figure: o for o in result(run_trial(system.switch, sample, _plan())).outcomes}
+    assert found["skew"].before.value == found["skew"].after.value == 0.5
+    assert found["skew"].verdict == "cannot tell"
+    assert "never" not in found
+
+
 def test_steps_of_this_process_have_wall_and_processor_time():
     seen = []
     sample = steps(lambda: seen.append(sum(range(2000))), 12, warm=3, gauges=lambda: [("skew", 0.2)])

@@ -147,6 +147,8 @@ def judge(
     low, high = difference.low, difference.high
     if low is None or high is None:
         return "cannot tell", "one value on each side, and nothing says how far such values scatter"
+    if math.isnan(low) or math.isnan(high):
+        return "cannot tell", "a value on one side is unknown"
     if margin is not None and -margin < low and high < margin:
         return "no change", "the whole interval lies within the margin"
     if low <= 0 <= high:

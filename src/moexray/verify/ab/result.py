@@ -132,8 +132,11 @@ def _pairs(turns: Sequence[Turn]) -> list[tuple[Turn, Turn]]:
 def _gauges(pairs: Sequence[tuple[Turn, Turn]], seed: int) -> list[Outcome]:
     out = []
     for name in dict.fromkeys(n for pair in pairs for n, _ in pair[0].gauges):
-        values = [[dict(s.gauges).get(name, np.nan) for s in side] for side in zip(*pairs, strict=True)]
-        drawn = paired_means(*values, seed=seed)
+        told = np.array([[dict(s.gauges).get(name, np.nan) for s in pair] for pair in pairs])
+        known = told[np.isfinite(told).all(axis=1)]
+        if not len(known):
+            continue
+        drawn = paired_means(*known.T, seed=seed)
         unit = "bytes" if name.endswith("_bytes") else ""
         few = "" if drawn.pairs >= LEAST_PAIRS else f"{LEAST_PAIRS} pairs are wanted, there are {drawn.pairs}"
         higher = name in MORE_IS_GOOD
