@@ -104,6 +104,18 @@ def test_a_benchmarks_own_p99_is_one_number(tmp_path):
     assert statuses(check(budget(tmp_path, '[p99]\nmax_ttft = "100ms"'), run)) == {"p99.max_ttft": "pass"}
 
 
+@pytest.mark.parametrize(("line", "why"), [('max_itl = "1s"', "thinned"), ('max_e2e_growth = "900%"', "output tokens")])
+def test_a_series_whose_quantiles_mislead_bounds_no_p99(tmp_path, line, why):
+    def table(tokens):
+        rows = "".join(f"{i},{i * 0.1},{50 + i % 5},{500 + i % 7},{tokens}\n" for i in range(1200))
+        return f"request_id,arrival_s,ttft_ms,e2e_ms,output_tokens\n{rows}"
+
+    thin = "step,itl_ms\n" + "".join(f"{i * 10},{20 + i % 3}\n" for i in range(1500))
+    run, before = read({"itl.csv": thin, "requests.csv": table(64)}), read({"requests.csv": table(16)})
+    with pytest.raises(UsageError, match=why):
+        check(budget(tmp_path, f"[p99]\n{line}"), run, before)
+
+
 def test_what_was_zero_may_not_grow(tmp_path):
     lines = budget(tmp_path, "[fragmentation]\nmax_ratio_growth = 0.5")
     good, bad = fragmented(tmp_path, "good", [20]), fragmented(tmp_path, "bad", [8, 8])

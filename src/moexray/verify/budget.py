@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from moexray.core.errors import UsageError
 from moexray.core.sizes import BINARY_UNITS
 from moexray.verify.ab.outcome import Interval, Outcome, judge
-from moexray.verify.ab.stats import shortfall
+from moexray.verify.ab.stats import LEAST_PAIRS, shortfall
 from moexray.verify.compare import compare, outcomes_of
 from moexray.verify.quantities import quantities
 
@@ -214,9 +214,9 @@ def _own(run: Run) -> list[Outcome]:
 
 
 def _line(name: str, rule: Rule, limit: float, o: Outcome) -> Line:
-    few = shortfall("p99", o.n_before, o.n_after) if rule.figure.startswith("p99") else ""
-    if few and o.reason == few:  # a benchmark's own P99 comes as one number, with another reason
-        raise UsageError(f"{name}: {few}", hint="measure longer; fewer values bound no P99")
+    if rule.figure.startswith("p99") and (why := _unfit(o)):
+        hint = "measure longer: a P99 wants 1,000 values, of every step and of answers of one length"
+        raise UsageError(f"{name}: {why}", hint=hint)
     line = _relative(rule, limit, o) if rule.relative else _beyond(o.after, limit)
     status: Status = "pass"
     sign = -1.0 if rule.least else 1.0
@@ -224,6 +224,13 @@ def _line(name: str, rule: Rule, limit: float, o: Outcome) -> Line:
         certain = line.low is None or (line.high is not None and min(sign * line.low, sign * line.high) > 0)
         status = "fail" if certain else "cannot tell"
     return Line(name, limit, status, o if rule.relative else _against(limit, o))
+
+
+def _unfit(o: Outcome) -> str:
+    """Why a series bounds no P99: too few values, thinned, other answers; a benchmark's own does."""
+    missing = o.reason != judge(o.difference, o.margin, o.better)[1]
+    few = o.reason == shortfall("p99", o.n_before, o.n_after)
+    return o.reason if missing and (few or min(o.n_before, o.n_after) >= LEAST_PAIRS) else ""
 
 
 def _beyond(i: Interval, limit: float) -> Interval:

@@ -181,7 +181,7 @@ def _resampled(
 
 
 def _one_device_each(first: dict[tuple[str, str], Quantity], second: dict[tuple[str, str], Quantity]) -> None:
-    """A single device, or a single load level, pairs with a single one of another name."""
+    """A single device pairs with a single one of another name."""
     for name in {n for n, _ in first} & {n for n, _ in second}:
         a, b = ([k for k in side if k[0] == name] for side in (first, second))
         if len(a) == len(b) == 1 and a != b and "device" in a[0][1] and "device" in b[0][1]:
