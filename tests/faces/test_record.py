@@ -108,7 +108,7 @@ def test_a_program_that_knows_nothing_of_us_is_recorded(recorded):
     assert f"next: moexray diagnose {folder}" in err
     about = manifest(folder)
     assert (about["schema"], about["ended"], about["steps"]) == ("moexray.bundle/1", "exit 7", 30)
-    assert about["missed"] == {"records": 0, "scrapes": 0, "failures": 0}
+    assert about["missed"] == {"records": 0, "scrapes": 0, "failures": 0, "looks": 0}
     assert about["engines"][0]["model"] == "DeepseekV3ForCausalLM"
     assert steps(folder) == 30
     assert counted(folder) == 30 * 2 * 24 * 4  # steps, MoE layers, tokens, experts per token
@@ -277,3 +277,26 @@ def test_engines_that_record_already_are_read_from_outside(tmp_path):
     assert code == 0, err
     assert steps(tmp_path / "b") > 0
     assert manifest(tmp_path / "b")["ended"] == "time is up"
+
+
+def test_what_killed_recorders_left_in_memory_goes_with_the_next_one(tmp_path):
+    """Their rings lie in shared memory: nobody else would ever read or remove them."""
+    process = start("-o", tmp_path / "killed", "--", sys.executable, "-c", ENGINE, "8", tmp_path / "steps")
+    until(lambda: list((tmp_path / "rings").glob("record-*/*.ring")))
+    process.kill()
+    process.wait(60)
+    [left] = (tmp_path / "rings").iterdir()
+    record("-o", tmp_path / "second", "--", "true")
+    assert left.exists()  # the engine still writes there
+    process.communicate(timeout=60)
+    until(lambda: record("-o", tmp_path / f"n{time.time_ns()}", "--", "true") and not left.exists())
+    assert list((tmp_path / "rings").iterdir()) == []
+
+
+def test_a_signal_without_a_standard_input(tmp_path):
+    """As under a service manager: there is no terminal to ask."""
+    process = start("-o", tmp_path / "run", "--", "sleep", "60", preexec_fn=lambda: os.close(0))
+    until((tmp_path / "run" / "manifest.json").exists)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=60)
+    assert (process.returncode, "Traceback" in told) == (130, False), told

@@ -1,7 +1,10 @@
 """The server of the page: formats, tokens, bounds."""
 
+import contextlib
 import http.client
 import socket
+import threading
+import time
 import urllib.error
 import urllib.request
 
@@ -133,6 +136,64 @@ def test_idle_connections_do_not_take_all_places(served, monkeypatch):
             continue
     else:
         pytest.fail("no place came free")
+
+
+@pytest.mark.parametrize("size", ["\xb2", "9" * 5000, "-1", "1e3", "0x5", ""])
+def test_a_length_that_is_none_is_told(served, size):
+    host, port = served().server.url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port)), timeout=10) as one:
+        one.sendall(f"POST /metrics HTTP/1.1\r\nContent-Length: {size}\r\n\r\n".encode("latin-1"))
+        assert one.recv(1000).split()[1] in (b"411", b"413")
+
+
+@pytest.mark.parametrize("how", ["headers", "body", "reader"])
+def test_who_sends_or_reads_byte_by_byte_holds_no_place(monkeypatch, how):
+    """Each byte comes in time; only the request as a whole does not."""
+    monkeypatch.setattr(serve, "TIMEOUT_S", 1.0)
+    server = serve.Server("127.0.0.1:0", lambda _: Reply(200, bytes(1 << 24)))
+    server.start()
+    place = ("127.0.0.1", int(server.url.rpartition(":")[2]))
+    head = {"headers": b"GET / HTTP/1.1\r\n", "body": b"POST / HTTP/1.1\r\nContent-Length: 1000\r\n\r\n",
+            "reader": b"GET / HTTP/1.1\r\n\r\n"}[how]  # fmt: skip
+    slow = [socket.create_connection(place, timeout=10) for _ in range(serve.CONNECTIONS)]
+    for one in slow:
+        one.sendall(head)
+    over = threading.Event()
+
+    def drip():
+        while not over.wait(0.1):
+            for one in slow:
+                with contextlib.suppress(OSError):
+                    one.recv(1) if how == "reader" else one.sendall(b"a")
+
+    thread = threading.Thread(target=drip)
+    thread.start()
+    try:
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                with urllib.request.urlopen(server.url, timeout=10) as answer:
+                    assert len(answer.read()) == 1 << 24
+                    break
+            except (OSError, http.client.HTTPException):
+                assert time.monotonic() < deadline
+    finally:
+        over.set()
+        thread.join()
+        for one in slow:
+            one.close()
+        server.close()
+
+
+def test_a_source_that_fails_again_and_again_is_told_once(caplog):
+    """Several times a second: the log must stay one that can be read."""
+    page = Page()
+    exporter = Exporter(page, [Counting(page, fail=50)], listen=None)
+    for _ in range(50):
+        exporter._due = [0.0]
+        exporter.update()
+    assert page.value("moex_exporter_dropped_total", "updates", "failed") == 50
+    assert len(caplog.records) == 1
 
 
 def test_a_source_that_fails_is_counted_and_asked_again():

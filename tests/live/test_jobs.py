@@ -1,5 +1,8 @@
 """The queue on disk: kills, damage, bounds."""
 
+import json
+from dataclasses import asdict
+
 import pytest
 
 from moexray.core.errors import UsageError
@@ -23,10 +26,27 @@ def test_killed_between_the_two_steps_of_the_end(tmp_path):
 
 def test_a_damaged_job_is_set_aside(tmp_path):
     Jobs(tmp_path)
-    for name, text in (("a.json", "{"), ("b.json", '{"key": "x"}'), ("c.json", "[]")):
-        (tmp_path / "queue" / name).write_text(text)
-    assert Jobs(tmp_path).listed() == []
-    assert sorted(p.suffix for p in (tmp_path / "queue").iterdir()) == [".bad"] * 3
+    sound = asdict(make_job("ab", START, {"rank": "0"}))
+    texts = ["{", '{"key": "x"}', "[]", "", "null", "[" * 100_000, json.dumps({**sound, "key": "other"})]
+    texts += [json.dumps({**sound, key: value}) for key in sound for value in (None, [], {"a": 1})]
+    for number, text in enumerate(texts):
+        (tmp_path / "queue" / f"{number}.json").write_text(text.replace(sound["key"], str(number)))
+    jobs = Jobs(tmp_path)
+    assert jobs.listed() == []
+    assert jobs.take() is None
+    assert sorted(p.suffix for p in (tmp_path / "queue").iterdir()) == [".bad"] * len(texts)
+
+
+@pytest.mark.parametrize("jump_s", [-1e6, 1e6])
+def test_a_job_is_tried_again_whatever_the_clock_of_the_day_does(tmp_path, monkeypatch, jump_s):
+    now = 1e9
+    monkeypatch.setattr(jobs_module.time, "time", lambda: now)
+    jobs = Jobs(tmp_path)
+    jobs.offer(make_job("ab", START, {}))
+    jobs.again(jobs.take(), 30, "away")
+    assert jobs.take() is None
+    now += jump_s
+    assert jobs.take()
 
 
 def test_old_jobs_and_reports_are_forgotten(tmp_path, monkeypatch):

@@ -59,3 +59,13 @@ def test_nothing_of_an_alert_is_on_the_command_line(tmp_path, monkeypatch):
     assert "LABEL" not in words
     assert str(INCIDENT) in words
     assert job.key in words
+
+
+def test_ctrl_c_ends_the_hook_and_not_its_run(tmp_path, monkeypatch):
+    """The terminal sends it to the whole group; a run that ends by it would count as a diagnosis that failed."""
+    monkeypatch.setattr(runs_module.sys, "executable", str(tmp_path / "python"))
+    (tmp_path / "python").write_text(f"#!/bin/sh\nps -o pgid= -p $$ > {tmp_path}/group\nexit 2\n")
+    (tmp_path / "python").chmod(0o700)
+    with pytest.raises(MoexrayError):
+        Local(INCIDENT)(make_job("ab", START, {}), tmp_path)
+    assert int((tmp_path / "group").read_text()) != os.getpgrp()

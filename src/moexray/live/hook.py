@@ -38,6 +38,8 @@ FINGERPRINT = re.compile(r"[0-9a-f]{1,64}")
 MOMENT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[0-9.:+Z-]{0,20}")
 REPORT = re.compile(r"/reports/([0-9a-f]{32})\.(html|json)")
 MOST_ALERTS = 500  # of one message
+MOST_CUT = 1_000_000  # that a message may say were cut off: a counter never recovers from a wrong one
+LONGEST_S = 60.0  # between two tries to write the queue
 KINDS = {"html": "text/html; charset=utf-8", "json": "application/json"}
 # A report is one page without any request; should one hold more than we wrote, the browser refuses it.
 INLINE = "'unsafe-inline'"
@@ -92,7 +94,7 @@ def read_alerts(body: bytes) -> tuple[list[tuple[str, Job, str]], int]:
         job = make_job(fingerprint, starts, labels)
         found.append((str(alert.get("status")), job, ends if MOMENT.fullmatch(ends) else "unknown"))
     cut = message.get("truncatedAlerts", 0)
-    return found, cut if isinstance(cut, int) and cut > 0 else 0
+    return found, cut if type(cut) is int and 0 < cut <= MOST_CUT else 0
 
 
 class Hook:
@@ -180,21 +182,25 @@ class Hook:
         return Reply(503, f"{text}\n".encode(), headers={"Retry-After": "30"})
 
     def _working(self) -> None:
+        pause = self.options.first_pause_s
         while not self._end.is_set():
             if job := self.jobs.take():
                 try:
                     self._deal(job)
-                except OSError:  # the disk is full: the job is still in the queue
+                    pause = self.options.first_pause_s
+                except OSError:  # the disk is full: the job is still in the queue, and is run again
                     _log.exception("the queue cannot be written")
                     self.jobs.release(job)
-                    self._end.wait(self.options.first_pause_s)
+                    self._end.wait(pause)
+                    pause = min(2 * pause, LONGEST_S)
                 continue
             with self.jobs.changed:
                 self.jobs.changed.wait(0.5)  # a job put back has its time
 
     def _deal(self, job: Job) -> None:
         last = self.jobs.last_run(job.fingerprint)
-        if last and (age := time.time() - last.received_s) < self.options.cooldown_s:
+        age = time.time() - last.received_s if last else -1.0
+        if last and 0 <= age < self.options.cooldown_s:  # below 0: the clock was put back since
             note = f"the same alert was looked into {age:.0f} s before: {last.key}"
             ended = self.jobs.finish(job, "cooldown", note=note, run=last.run, verdict=last.verdict)
         else:

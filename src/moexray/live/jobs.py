@@ -26,6 +26,7 @@ __all__ = ["Job", "Jobs", "State", "make_job"]
 
 SCHEMA = "moexray.job/1"
 KEPT = 1_000  # finished jobs, with their reports
+LONGEST_S = 3_600.0  # that a job waits for its next try; a later moment is of a clock that was put back since
 State = Literal["queued", "done", "failed", "cooldown"]
 Offer = Literal["queued", "known", "full"]
 
@@ -140,7 +141,10 @@ class Jobs:
         """The oldest job whose time has come; it belongs to the caller until `finish` or `again`."""
         now = time.time()
         with self.changed:
-            free = [j for k, j in self._waiting.items() if k not in self._running and j.not_before_s <= now]
+            free = [
+                j for k, j in self._waiting.items()
+                if k not in self._running and not now < j.not_before_s < now + LONGEST_S
+            ]  # fmt: skip
             if not free:
                 return None
             job = min(free, key=lambda j: j.received_s)
@@ -201,12 +205,20 @@ class Jobs:
         for file in sorted((self.folder / place).glob("*.json")):
             try:
                 job = Job(**json.loads(file.read_bytes()))
-            except (OSError, ValueError, TypeError):  # written by another release, or by hand
+            except (OSError, ValueError, TypeError, RecursionError):  # written by another release, or by hand
+                job = None
+            if job is None or job.key != file.stem or not _is_sound(job):
                 file.rename(file.with_suffix(".bad"))
                 continue
-            if job.key == file.stem:
-                found.append(job)
+            found.append(job)
         return found
+
+
+def _is_sound(job: Job) -> bool:
+    """Whether all fields are of their kind."""
+    kinds = {name: type(value) for name, value in asdict(make_job("", "", {})).items()}
+    right = all(isinstance(getattr(job, n), (int, float) if k in (int, float) else k) for n, k in kinds.items())
+    return right and all(isinstance(text, str) for pair in job.labels.items() for text in pair)
 
 
 def _write_durably(path: Path, content: bytes) -> None:

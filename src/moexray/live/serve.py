@@ -1,15 +1,18 @@
 """A small HTTP server for one handler: loopback without a token, any other address only with one.
 
-Bounded: connections at a time, size of a body, time of a request. What a browser sends from another page
+Bounded: connections at a time, size of a body, time of a request as a whole. What a browser sends from another page
 (header Origin) is refused, so that no web page can speak to a server on loopback.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import ipaddress
 import logging
+import socket
 import threading
+import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
@@ -17,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 from moexray.core.errors import UsageError
 
 if TYPE_CHECKING:
-    import socket
     from collections.abc import Callable, Mapping
     from email.message import Message
 
@@ -25,7 +27,9 @@ __all__ = ["Reply", "Request", "Server", "check_address", "is_loopback", "parse_
 
 CONNECTIONS = 16  # at a time; a scraper keeps one open
 MAX_BODY = 1 << 20  # bytes; an alert has a few kilobytes
-TIMEOUT_S = 15.0  # of a read or write; a scraper that keeps its connection comes back sooner or reconnects
+# Of a request, from the last answer (or the connection) to the next: a scraper that keeps its connection comes
+# back sooner or reconnects, and one that sends or reads byte by byte must not hold a place.
+TIMEOUT_S = 15.0
 
 _log = logging.getLogger(__name__)
 
@@ -127,18 +131,28 @@ class _Bounded(ThreadingHTTPServer):
 
     def __init__(self, *args: Any) -> None:
         self._room = threading.BoundedSemaphore(CONNECTIONS)
+        self.since: dict[Any, float] = {}  # connection -> when its request began
         super().__init__(*args)
+
+    def service_actions(self) -> None:
+        """Several times a second: ends the connections whose request takes too long."""
+        late = time.monotonic() - TIMEOUT_S
+        for connection in [c for c, began in self.since.copy().items() if began < late]:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
 
     def process_request(self, request: Any, client_address: Any) -> None:
         if not self._room.acquire(blocking=False):
             self.shutdown_request(request)
             return
+        self.since[request] = time.monotonic()
         super().process_request(request, client_address)
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         try:
             super().process_request_thread(request, client_address)
         finally:
+            self.since.pop(request, None)
             self._room.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002
@@ -146,9 +160,7 @@ class _Bounded(ThreadingHTTPServer):
 
 
 class _Six(_Bounded):
-    import socket as _socket
-
-    address_family: socket.AddressFamily = _socket.AF_INET6
+    address_family = socket.AF_INET6
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -165,9 +177,10 @@ class _Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         size = self.headers.get("Content-Length", "")
-        if not size.isdigit() or int(size) > MAX_BODY:
+        is_number = size.isascii() and size.isdigit()
+        if not is_number or len(size) > len(str(MAX_BODY)) or int(size) > MAX_BODY:
             self.close_connection = True
-            self._send(Reply(413 if size.isdigit() else 411, b"a body of at most 1 MiB, with its length\n"))
+            self._send(Reply(413 if is_number else 411, b"a body of at most 1 MiB, with its length\n"))
             return
         self._answer(self.rfile.read(int(size)))
 
@@ -194,6 +207,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(reply.body)))
         self.end_headers()
         self.wfile.write(reply.body)
+        if isinstance(self.server, _Bounded):
+            self.server.since[self.connection] = time.monotonic()
 
     def log_message(self, format: str, *args: Any) -> None:
         _log.debug(format, *args)

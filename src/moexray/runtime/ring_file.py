@@ -49,6 +49,7 @@ __all__ = [
     "Site",
     "is_running",
     "namespace",
+    "recording_folder",
     "put_remedies",
     "ring_folder",
     "started",
@@ -243,6 +244,21 @@ def take(fd: int, size: int, folder: Path) -> None:
         if why.errno != errno.ENOSPC or not sweep(folder, math.inf, closed_s=0):
             raise
         os.posix_fallocate(fd, 0, size)
+
+
+def recording_folder(base: Path) -> Path:
+    """A new folder in `base` for the rings of what this process records.
+
+    Those of recorders that were killed go, each once its rings were written by nobody any more: they take memory.
+    """
+    for left in base.glob("record-*-*-*"):
+        with contextlib.suppress(OSError, ValueError):
+            space, pid, start = (int(word) for word in left.name.split("-")[1:4])
+            if is_running(pid, start, space) is False:
+                sweep(left, 0, closed_s=0)
+                left.rmdir()  # not while there are others in it
+    mine = f"record-{namespace()}-{os.getpid()}-{started(os.getpid()) or 0}-"
+    return Path(tempfile.mkdtemp(prefix=mine, dir=base))
 
 
 def sweep(folder: Path, stale_s: float, closed_s: float) -> int:

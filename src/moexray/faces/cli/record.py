@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from datetime import datetime
 from pathlib import Path
@@ -64,7 +63,7 @@ def command(
         raise UsageError(f"{url!r} is no http:// or https:// address")
     from moexray.live.bundle import Bundle
     from moexray.live.record import Recorder, Wanted
-    from moexray.runtime.ring_file import ring_folder
+    from moexray.runtime.ring_file import recording_folder, ring_folder
 
     if program and shutil.which(program[0]) is None:
         raise UsageError(f"there is no program {program[0]!r}", hint="check the name and PATH")
@@ -72,8 +71,7 @@ def command(
     bundle = Bundle(folder, max_bytes)
     rings = None
     if program:
-        base = ring_folder(make=True)
-        rings = Path(tempfile.mkdtemp(prefix="record-", dir=base))
+        rings = recording_folder(ring_folder(make=True))
     elif attach:
         rings = ring_folder(make=True)
     recorder = Recorder(bundle, Wanted(rings, url, program))
@@ -137,7 +135,7 @@ def _passing(process: subprocess.Popen[bytes]) -> Any:
     """Ctrl-C reaches CMD by the terminal; what is sent to us alone is passed on."""
 
     def handle(number: int, _frame: Any) -> None:
-        if number != signal.SIGINT or not sys.stdin.isatty():
+        if number != signal.SIGINT or sys.stdin is None or not sys.stdin.isatty():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
 
