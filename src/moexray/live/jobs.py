@@ -15,7 +15,7 @@ import os
 import threading
 import time
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from moexray.core.errors import UsageError
 
@@ -216,8 +216,9 @@ class Jobs:
 
 def _is_sound(job: Job) -> bool:
     """Whether all fields are of their kind."""
-    kinds = {name: type(value) for name, value in asdict(make_job("", "", {})).items()}
-    right = all(isinstance(getattr(job, n), (int, float) if k in (int, float) else k) for n, k in kinds.items())
+    kinds: dict[str, Any] = {name: type(value) for name, value in asdict(make_job("", "", {})).items()}
+    kinds |= dict.fromkeys(("received_s", "not_before_s", "tries"), (int, float))
+    right = all(isinstance(getattr(job, name), kind) for name, kind in kinds.items())
     return right and all(isinstance(text, str) for pair in job.labels.items() for text in pair)
 
 

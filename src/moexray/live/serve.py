@@ -1,7 +1,7 @@
 """A small HTTP server for one handler: loopback without a token, any other address only with one.
 
-Bounded: connections at a time, size of a body, time of a request as a whole. What a browser sends from another page
-(header Origin) is refused, so that no web page can speak to a server on loopback.
+Bounded: connections at a time, size of a body, time of a whole request. What a browser sends from another
+page (header Origin) is refused, so that no web page can speak to a server on loopback.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ __all__ = ["Reply", "Request", "Server", "check_address", "is_loopback", "parse_
 
 CONNECTIONS = 16  # at a time; a scraper keeps one open
 MAX_BODY = 1 << 20  # bytes; an alert has a few kilobytes
-# Of a request, from the last answer (or the connection) to the next: a scraper that keeps its connection comes
-# back sooner or reconnects, and one that sends or reads byte by byte must not hold a place.
+# Of a request, from the last answer (or the connection) to the next: a scraper that keeps its connection
+# comes back sooner or reconnects, and one that sends or reads byte by byte must not hold a place.
 TIMEOUT_S = 15.0
 
 _log = logging.getLogger(__name__)

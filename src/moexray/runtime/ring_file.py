@@ -49,8 +49,8 @@ __all__ = [
     "Site",
     "is_running",
     "namespace",
-    "recording_folder",
     "put_remedies",
+    "recording_folder",
     "ring_folder",
     "started",
     "sweep",
@@ -249,7 +249,7 @@ def take(fd: int, size: int, folder: Path) -> None:
 def recording_folder(base: Path) -> Path:
     """A new folder in `base` for the rings of what this process records.
 
-    Those of recorders that were killed go, each once its rings were written by nobody any more: they take memory.
+    Those of recorders that were killed go once nobody writes into them any more: they take memory.
     """
     for left in base.glob("record-*-*-*"):
         with contextlib.suppress(OSError, ValueError):
