@@ -217,3 +217,17 @@ def test_labels_of_an_axis_are_told_apart(tmp_path):
     assert labels[1] == ["0.500", "0.525", "0.550"]
     assert labels[2] == ["11.30 ms", "11.32 ms", "11.34 ms"]
     assert labels[8] == ["0 s", "1 h 00 min", "2 h 00 min"]
+
+
+def test_a_hundredth_of_a_value_is_drawn_as_no_cliff(tmp_path):
+    parts = "".join(
+        resources.files("moexray.faces.report").joinpath(f"assets/{name}.js").read_text(encoding="utf-8")
+        for name in ("tools", "series")
+    )
+    lines = [(0.1625, 0.1641), (0.99, 1), (1700, 1710), (5, 5), (-5.05, -5), (0, 0), (0, 10), (1, 10), (-3, 9), (7e9, 7e9)]
+    script = f"document.title = JSON.stringify({json.dumps(lines)}.map((one) => Series.range(...one)));"
+    dom = browse(tmp_path, f"<meta charset=utf-8><title></title><script>{parts}{script}</script>", "--dump-dom")
+    for (low, high), (bottom, top) in zip(lines, json.loads(re.search(r"<title>(.*?)</title>", dom, re.DOTALL).group(1)), strict=True):
+        assert bottom <= low <= high < top
+        drawn_high = (high - low) / (top - bottom)
+        assert drawn_high > 0.6 if high - low > 0.5 * abs(high) else drawn_high < 0.1

@@ -43,7 +43,8 @@ def find(url: str) -> list[tuple[str, str]]:
     except Exception as why:  # drivers raise what their libraries raise
         raise _refused(url, why) from why
     if not found:
-        raise UsageError("there is nothing at this URL", where=url, hint="check bucket and prefix")
+        hint = "check bucket and prefix; a web server that does not answer looks the same"
+        raise UsageError("there is nothing at this URL", where=url, hint=hint)
     names = [f[len(root) :].strip("/") or f.rpartition("/")[2] for f in found[:MAX_FILES]]
     return [(name, files.unstrip_protocol(f)) for name, f in zip(names, found, strict=False)]
 

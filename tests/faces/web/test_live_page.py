@@ -253,6 +253,18 @@ def test_a_page_that_is_left_open_goes_on_with_the_next_server(tmp_path):
             tab.wait("document.documentElement.dataset.points === '35'")
 
 
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+@pytest.mark.parametrize("width", [360, 420, 1300])
+def test_a_finding_can_be_read_in_a_narrow_window(folder, tmp_path, width):
+    with serving(folder) as url, page(tmp_path / "profile") as tab:
+        tab.open(url, width=width)
+        tab.wait("document.querySelector('#findings table').rows.length > 1")
+        claim = "document.querySelector('#findings tbody td:last-child').getBoundingClientRect()"
+        assert tab.run(f"{claim}.right") <= width
+        assert tab.run(f"{claim}.width") > 0.5 * width
+        assert tab.run("document.documentElement.scrollWidth") <= width
+
+
 @contextmanager
 def in_thread(app, port=0):
     import socket

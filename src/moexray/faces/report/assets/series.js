@@ -54,9 +54,10 @@ const Series = (() => {
   // numbered marks on top.
   function range(low, high) {
     if (low === null || high === null) return [0, 1];
-    const spread = Math.max(high - low, 0.2 * Math.max(Math.abs(high), Math.abs(low))) || 1;
-    const from = low >= 0 && low < 0.6 * high ? 0 : low - 0.15 * spread;
-    const top = Math.max(high, from + spread) + 0.2 * (high - from || 1);
+    const least = 0.2 * Math.max(Math.abs(high), Math.abs(low)) || 1;
+    const slack = Math.max(0, least - (high - low)) / 2;
+    const from = low >= 0 && low < 0.6 * high ? 0 : low - slack - 0.15 * (high - low);
+    const top = high + slack + 0.2 * (high - from || 1);
     return [low >= 0 ? Math.max(from, 0) : from, top];
   }
 
@@ -112,5 +113,5 @@ const Series = (() => {
     plot.setCursor({ left: plot.valToPos(data.x[next], "x"), top: y === null ? 10 : plot.valToPos(y, "y") });
   }
 
-  return { draw };
+  return { draw, range };
 })();
