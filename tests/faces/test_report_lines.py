@@ -73,7 +73,7 @@ def test_many_captures_are_cut_and_the_page_says_so():
 def test_what_a_timeline_leaves_out_is_said_above_it():
     cut = [{"capture": 0, "ranks": 3, "closed_s": 8e-6}]
     html = render({"spans": [span(0, step=7), span(1, step=9)], "spans_cut": cut})
-    assert "Only the slowest steps are drawn, 7 and 9; the blank between them is no idle time; not drawn: 3 further ranks; gaps up to 8.0 µs are drawn closed." in html
+    assert "Only the slowest steps are drawn, 7 and 9; others are left blank; not drawn: 3 further ranks; gaps up to 8.0 µs are drawn closed." in html
     assert "Only the slowest step is drawn, 7." in render({"spans": [span(0, step=7)]})
     assert "slowest" not in render({"spans": [span(0)]})
 

@@ -47,13 +47,12 @@ def problems_to_findings(run: Run) -> Iterator[Finding]:
         lost = [p.lost for _, p in items]
         severity = lossy if any(n is None or n > 0 for n in lost) else sound
         files = list(dict.fromkeys(path for path, _ in items))
-        names = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
         first = items[0][1]
         yield Finding(
             id=id,
             severity=severity,
             confidence=0.95,
-            claim=f"{names} {meaning}: {first.text}",
+            claim=_claim(files, meaning, first.text),
             subject=Subject(**first.subject) if len(items) == 1 else Subject(),
             value=float(len(items)),
             unit="count",
@@ -62,3 +61,12 @@ def problems_to_findings(run: Run) -> Iterator[Finding]:
                 for path, p in items[:SHOWN]
             ),
         )
+
+
+def _claim(files: list[str], meaning: str, text: str) -> str:
+    """What is wrong with the files; the text is that of the first one."""
+    if len(files) == 1:
+        return f"{files[0]} {meaning}: {text}"
+    shown, left = (files[:3], f"{len(files) - 3} more") if len(files) > 3 else (files[:-1], files[-1])
+    named = f"{', '.join(shown)} and {left}"
+    return f"Each of {named} {meaning}; {files[0]}: {text}"

@@ -92,7 +92,7 @@ def _of_steps(spans: list[_Span]) -> str:
         return f"only the slowest step is drawn, {steps[0]:,}"
     last = f"{steps[-1]:,}"
     named_ = f"{', '.join(f'{step:,}' for step in steps[:-1][:20])} and {last}"
-    return f"only the slowest steps are drawn, {named_}; the blank between them is no idle time"
+    return f"only the slowest steps are drawn, {named_}; others are left blank"
 
 
 def _span_table(drawn: list[_Span], origin: float, most: int) -> Table:
