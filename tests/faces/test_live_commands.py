@@ -1,6 +1,8 @@
 """exporter, watch, hook and export of configurations: what they print and what they refuse."""
 
 import json
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from moexray.faces.cli.exporter import command as exporter
 from moexray.faces.cli.hook import command as hook
 from moexray.faces.cli.watch import command as watch
 from moexray.live.configs import TARGETS, Places
+from moexray.live.exporter import Exporter
+from moexray.live.hook import Hook
 
 INCIDENT = str(Path(__file__).resolve().parents[2] / "examples" / "incident")
 
@@ -41,6 +45,18 @@ def test_watch_as_lines_of_json():
 def test_watch_of_an_empty_folder_says_nothing_found(tmp_path):
     result = run(watch, str(tmp_path), "--once")
     assert (result.exit_code, result.stdout) == (0, "")
+    assert "nothing found in 0 files" in result.stderr
+
+
+def test_watch_says_that_it_watches_and_what_it_leaves_out(tmp_path, monkeypatch):
+    """A recording of yesterday would else show nothing for ever, without a word."""
+    monkeypatch.setattr("moexray.faces.cli.watch.stopping", lambda: lambda: None)
+    (tmp_path / "x.log").write_text("INFO nothing\n")
+    fresh = run(watch, str(tmp_path))
+    assert f"watching {tmp_path}" in fresh.stderr
+    os.utime(tmp_path / "x.log", (1000, 1000))
+    old, all_files = run(watch, str(tmp_path)), run(watch, str(tmp_path), "--window", "0")
+    assert ["--window 0 reads all" in r.stderr for r in (fresh, old, all_files)] == [False, True, False]
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda t: t.name)
@@ -95,3 +111,26 @@ def test_an_empty_token_file_is_refused(tmp_path):
     result = run(exporter, INCIDENT, "--token-file", str(tmp_path / "t"))
     assert result.exit_code == 2
     assert "holds no token" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "kind"),
+    [(exporter, [INCIDENT], Exporter), (watch, [INCIDENT], Exporter), (hook, [INCIDENT, "--state", "STATE"], Hook)],
+)
+def test_what_is_told_to_end_while_it_starts_ends_in_order(tmp_path, monkeypatch, command, words, kind):
+    """A service manager may change its mind early; what was sampled or queued by then must not be lost."""
+    begin, end, ended = kind.start, kind.close, []
+
+    def start(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        begin(self)
+
+    monkeypatch.setattr(kind, "start", start)
+    monkeypatch.setattr(kind, "close", lambda self: ended.append(end(self)))
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        listen = [] if command is watch else ["--listen", "127.0.0.1:0"]
+        result = run(command, *[str(tmp_path) if word == "STATE" else word for word in words], *listen)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (result.exit_code, ended) == (0, [None]), result.output

@@ -326,6 +326,30 @@ def test_compiled_code_runs_as_before_without_records(by_kernels):
     torch.compiler.reset()
 
 
+@pytest.mark.parametrize("how", ["model", "in place", "layer", "elsewhere"])
+def test_a_model_whose_routers_are_compiled_is_refused(how):
+    model = tiny("mixtral")
+    whole = torch.compile(model, backend="eager") if how == "model" else model
+    {"in place": model, "layer": model.model.layers[1], "elsewhere": model.lm_head}.get(how, torch.nn.Module()).compile(backend="eager")
+    bare = hooks(model)
+    with attach(whole) as recording:
+        assert recording.attached == (how == "elsewhere")
+        assert how == "elsewhere" or "torch.compile" in recording.reason
+        assert recording.attached or (hooks(model) == bare and recording.reason in repr(recording))
+    torch.compiler.reset()
+
+
+@pytest.mark.parametrize("model", [None, "x", 5, object])
+def test_what_is_no_module_is_told(model):
+    assert "is no torch module" in attach(model).reason
+
+
+def test_a_recording_says_what_it_is():
+    with attach(tiny("mixtral")) as recording:
+        assert repr(recording) == f"<Recording: 2 routers of MixtralForCausalLM into {recording.ring.path}>"
+    assert repr(recording) == "<Recording: not attached>"
+
+
 @pytest.mark.parametrize("wrong", [None, -1, 9])
 def test_many_rows_are_counted_as_few_are_and_ids_that_name_no_expert_are_not(monkeypatch, wrong):
     from moexray.runtime import attach as module

@@ -86,7 +86,7 @@ def _alertmanager(p: Places) -> dict[str, str]:
         "receivers": [{"name": "moexray", "webhook_configs": [webhook]}],
     }
     note = (
-        "Where moexray hook wants a token, add below webhook_configs:\n"
+        "Where moexray hook wants a token, add beside url:\n"
         "  http_config: {authorization: {credentials_file: /path/to/token}}"
     )
     return {"alertmanager.yml": yaml_text(config, note)}

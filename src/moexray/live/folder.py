@@ -116,6 +116,10 @@ class Folder:
             self.page.fresh(self._newest)
         return run
 
+    def is_old(self) -> bool:
+        """Whether there are files, but none that was written within the window."""
+        return not self._files() and any(file.name != MANIFEST for _, file in walk(self.path)[0])
+
     def _files(self) -> list[tuple[str, Path, Any]]:
         out = []
         least = time.time() - self.window_s if self.window_s else 0.0

@@ -96,6 +96,13 @@ class Recording(Handle):
         say_once(f"no recording was attached: {self.reason}", log=_log)
         return self
 
+    def __repr__(self) -> str:
+        """Whether it records, what, and where to."""
+        if not self.attached or self.ring is None:
+            return f"<Recording: not attached{': ' * bool(self.reason)}{self.reason}>"
+        model = type(self._model).__name__
+        return f"<Recording: {len(self.ring.sites)} routers of {model} into {self.ring.path}>"
+
     def flush(self) -> None:
         """Brings all counts of a device into the ring; waits for the device. Between steps only."""
         if self._device is not None:
@@ -107,6 +114,7 @@ class Recording(Handle):
         places = sorted({str(next(r.module.parameters()).device) for r in found})
         if len(places) > 1:
             raise UsageError(f"routers on several devices ({', '.join(places)}): nothing was changed")
+        _refuse_compiled(self._model, [router.path for router in found])
         self._refuse_twice({id(router.module) for router in found})
         engine = engine_of(self._model)
         facts = {
@@ -147,6 +155,17 @@ class Recording(Handle):
             if ring is not None and ring.path.parent == folder and other._modules & modules:  # noqa: SLF001
                 raise UsageError(f"the model is recorded already, into {ring.path}")
         self._modules = modules
+
+
+def _refuse_compiled(model: Any, routers: list[str]) -> None:
+    """Routers in compiled code run without hooks: an empty recording would look like an idle engine."""
+    for name, module in model.named_modules():
+        within = not name or any(path == name or path.startswith(f"{name}.") for path in routers)
+        if within and (hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None)):
+            raise UsageError(
+                f"{name or type(model).__name__} is compiled by torch.compile, whose code runs without hooks",
+                hint="run it without torch.compile (TORCH_COMPILE_DISABLE=1) while you record",
+            )
 
 
 def _rank() -> int | None:

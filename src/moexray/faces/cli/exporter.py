@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import platform
@@ -25,8 +26,9 @@ if TYPE_CHECKING:
     from moexray.live.page import Page
     from moexray.live.spans import StepSpans
 
-__all__ = ["LISTEN", "command", "read_token", "serving", "until_stopped"]
+__all__ = ["LISTEN", "command", "read_token", "serving", "stopping"]
 
+LOOK_S = 0.2  # between two looks whether to end
 SWITCH_S = 0.001  # a scrape gets its turn from the reading of rings; 5 ms is Python's own
 LISTEN = "127.0.0.1:9464"  # the port that OpenTelemetry's Prometheus exporters use
 
@@ -97,13 +99,14 @@ def command(
             remote = RemoteWrite(page, settings)
         ends: list[Callable[[], None]] = []
         sources = list(_sources(page, folder, _count(top), more, ends))
+        wait = stopping()
         exporter = Exporter(page, sources, listen=listen, token=read_token(token_file), remote=remote)
         exporter.start()
     where = exporter.server.url if exporter.server else ""
     say(f"serving {counted(page.series, 'series', 'series')} at {where}/metrics; Ctrl-C ends it", err=True)
     if not folder and page.series == page.own_series:
         say("no running engine has a ring yet; those that come are found (docs/live.md)", err=True)
-    until_stopped()
+    wait()
     exporter.close()
     for end in ends:
         end()
@@ -170,16 +173,20 @@ def read_token(file: Path | None) -> str:
     return token
 
 
-def until_stopped() -> None:
-    """Waits for Ctrl-C or SIGTERM."""
+def stopping() -> Callable[[], None]:
+    """From now on SIGTERM only says that the command shall end: it ends in order also while it starts.
+
+    Returns:
+        Waits for that, or for Ctrl-C.
+    """
     import signal
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
+    told: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: told.append(number))
 
-    signal.signal(signal.SIGTERM, stop)
-    try:
-        while True:
-            time.sleep(3600)
-    except KeyboardInterrupt:
-        return
+    def wait() -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            while not told:
+                time.sleep(LOOK_S)
+
+    return wait

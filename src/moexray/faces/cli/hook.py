@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from moexray.core.errors import UsageError
-from moexray.faces.cli.exporter import read_token, until_stopped
+from moexray.faces.cli.exporter import read_token, stopping
 from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 
@@ -64,9 +64,10 @@ def command(
             reports = f"{public_url or hook.server.url}/reports"
             token = os.environ.get("MOEXRAY_GRAFANA_TOKEN", "")
             hook.publish = Grafana(told, token, reports)
+        wait = stopping()
         hook.start()
     say(f"waiting for alerts at {hook.server.url}/alerts; reports at {hook.server.url}/reports", err=True)
-    until_stopped()
+    wait()
     hook.close()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from moexray.faces.cli.exporter import read_token, serving, until_stopped
+from moexray.faces.cli.exporter import read_token, serving, stopping
 from moexray.faces.cli.refuse import refusing
 from moexray.faces.cli.say import say
 from moexray.faces.numbers import counted, human_seconds
@@ -54,13 +54,20 @@ def command(
         read = Folder(page, folder, names, window_s=0 if more["once"] else window_s)
         watch = Watch(read, every_s, _TELL[form])
         if more["once"]:
-            watch.update()
+            found = watch.update()
+            if found and not found.findings and not found.spikes:
+                say(f"nothing found in {counted(len(found.diagnosis.run.inputs), 'file')}", err=True)
             return
+        wait = stopping()
         exporter = Exporter(page, [watch], listen=listen, token=read_token(token_file))
         exporter.start()
+    say(f"watching {folder}: what is new is printed as it comes; Ctrl-C ends it", err=True)
+    if window_s and read.is_old():
+        what = f"no file of it was written in the last {window_s:g} s, none is read yet"
+        say(f"  {what}; --window 0 reads all", err=True)
     if exporter.server:
         say(f"serving {exporter.server.url}/metrics", err=True)
-    until_stopped()
+    wait()
     exporter.close()
 
 

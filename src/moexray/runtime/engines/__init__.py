@@ -82,6 +82,8 @@ def routers(model: Any, *, to_write: bool = True) -> Sequence[Router]:
     Raises:
         UsageError: an unknown engine, version or router: nothing may be changed; the message says which.
     """
+    if not callable(getattr(model, "named_modules", None)):
+        raise UsageError(f"{type(model).__name__} is no torch module", hint="give the model itself")
     name = engine_of(model)
     if not name:
         raise UsageError(
