@@ -49,8 +49,8 @@ def test_a_healthy_run_gets_none():
     assert all(numbers(f) is None for f in say(**traces()).findings)
 
 
-def skewed(tokens_follow, seed=0):
-    """Rank 1 is hot and stalls; the requests of its snapshot follow its tokens or do not."""
+def skewed(tokens_follow, seed=0, others=0):
+    """Rank 1 is hot and stalls; the requests of its snapshot follow its tokens or do not, among up to so many others."""
     rng = np.random.default_rng(seed)
     ranks = pair_of_ranks(steps=40, late_us=3000.0, gap=tuple(range(3, 40, 6)), record=("cuda_runtime", "cudaFree"))
     hot = next(t for t in ranks if t.rank == 1)
@@ -62,9 +62,10 @@ def skewed(tokens_follow, seed=0):
     events, at = [], 1 << 40
     for step, start in enumerate(starts):
         size = int((4 << 20) * (grow[step] if tokens_follow else rng.uniform(1.0, 1.6)))
-        for i in range(12):
+        smaller = rng.integers(1 << 20, 4 << 20, rng.integers(others + 1)).tolist()
+        for i, asked in enumerate([size] * 12 + smaller):
             when = BASE_NS // 1000 + int(start) + 10 + i
-            events += [{"action": a, "addr": at, "size": size, "stream": 0, "time_us": when, "frames": []}
+            events += [{"action": a, "addr": at, "size": asked, "stream": 0, "time_us": when, "frames": []}
                        for a in ("alloc", "free_requested", "free_completed")]  # fmt: skip
     live = [{"address": at + (i << 21), "size": 1 << 20, "requested_size": 1 << 20, "frames": [],
              "state": "active_allocated" if i % 2 else "inactive"} for i in range(2)]  # fmt: skip
@@ -76,8 +77,9 @@ def skewed(tokens_follow, seed=0):
     return {**files, "load.npz": table.getvalue(), "memory/snapshot_rank1.pickle": pickle.dumps(document)}
 
 
-def test_memory_that_follows_the_tokens_is_linked_to_the_skew():
-    said = say(**skewed(tokens_follow=True))
+@pytest.mark.parametrize("others", [0, 40])
+def test_memory_that_follows_the_tokens_is_linked_to_the_skew(others):
+    said = say(**skewed(tokens_follow=True, others=others))
     stall = next(f for f in said.findings if f.id == "mem.alloc_stall")
     assert "ep.skew" in stall.implied_by, json.dumps(said.to_json())[:400]
     assert any("rank_correlation_ratio" in e.text for e in stall.evidence)
@@ -86,8 +88,9 @@ def test_memory_that_follows_the_tokens_is_linked_to_the_skew():
     assert numbers(stall)["excess_share_ratio"] < 1
 
 
-def test_memory_that_does_not_follow_them_is_not():
-    said = say(**skewed(tokens_follow=False))
+@pytest.mark.parametrize("seed", range(4))
+def test_memory_that_does_not_follow_them_is_not(seed):
+    said = say(**skewed(tokens_follow=False, seed=seed, others=8 * seed))
     stall = next(f for f in said.findings if f.id == "mem.alloc_stall")
     assert "ep.skew" not in stall.implied_by
 

@@ -27,7 +27,9 @@ BACKED = 0.9  # slow transfers seen in traces, and the slower path of one rank i
 LEAST_BYTES = 1 << 20  # activations: requests below come from the small pool
 LEAST_ALLOCS = 10  # in a window
 LEAST_WINDOWS = 6
-FOLLOWS = 0.7  # rank correlation; six independent windows pass it by chance in 6 % of cases
+LARGE = 0.9  # quantile of a window's requests: what follows the tokens lies among smaller ones of others
+FOLLOWS = 0.5  # rank correlation at least
+CHANCE = 1.56  # standard deviations of the correlation of independent windows: 6 % of cases lie beyond
 
 
 def couple(run: Run, findings: list[Finding]) -> list[Finding]:
@@ -86,6 +88,7 @@ def _same_rank(f: Finding, skew: Finding) -> bool:
 
 
 def _follows(run: Run, rank: int | None) -> Evidence | None:
+    from moexray.analyse.memory_series import rank_correlation
     from moexray.analyse.routing import loads
     from moexray.analyse.routing_ranks import ep_size, to_ranks
     from moexray.analyse.timeline import profiles
@@ -102,15 +105,16 @@ def _follows(run: Run, rank: int | None) -> Evidence | None:
             continue
         steps = profile.steps
         tokens, sizes = _windows(events, ranks, rank, steps.label, steps.start, steps.end)
-        if len(tokens) >= LEAST_WINDOWS and (r := _correlation(tokens, sizes)) >= FOLLOWS:
+        r = rank_correlation(tokens, sizes) if len(tokens) >= LEAST_WINDOWS else None
+        if r is not None and r >= max(FOLLOWS, CHANCE / (len(tokens) - 1) ** 0.5):
             text = pairs(
                 {
                     "windows": len(tokens),
                     "rank_correlation_ratio": r,
                     "tokens_from": float(min(tokens)),
                     "tokens_to": float(max(tokens)),
-                    "mean_request_from_bytes": float(min(sizes)),
-                    "mean_request_to_bytes": float(max(sizes)),
+                    "large_request_from_bytes": float(min(sizes)),
+                    "large_request_to_bytes": float(max(sizes)),
                 }
             )
             where = f"requests of rank {rank} beside its tokens in {load.source}"
@@ -122,7 +126,7 @@ def _windows(
     events: Batch, ranks: Ranks, rank: int, label: NDArray[np.int64], start: NDArray[np.int64],
     end: NDArray[np.int64],
 ) -> tuple[list[float], list[float]]:  # fmt: skip
-    """Tokens of a rank and mean size of its larger requests, window by window of the load."""
+    """Tokens of a rank and the size of its large requests (`LARGE`), window by window of the load."""
     import numpy as np
 
     size = np.asarray(events.columns["size_bytes"])
@@ -139,15 +143,5 @@ def _windows(
         inside = asked & (when >= start[mine].min()) & (when < end[mine].max())
         if int(inside.sum()) >= LEAST_ALLOCS:
             tokens.append(float(ranks.tokens[i, :, rank].sum()))
-            sizes.append(float(size[inside].mean()))
+            sizes.append(float(np.quantile(size[inside], LARGE)))
     return tokens, sizes
-
-
-def _correlation(a: list[float], b: list[float]) -> float:
-    """Spearman's rank correlation; 0 where one of them never changes."""
-    import numpy as np
-
-    if len(set(a)) < 2 or len(set(b)) < 2:
-        return 0.0
-    first, second = (np.argsort(np.argsort(x)) for x in (a, b))
-    return float(np.corrcoef(first, second)[0, 1])
