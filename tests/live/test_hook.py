@@ -5,6 +5,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,23 @@ def test_within_the_cooldown_the_last_report_is_pointed_to(hooked):
     assert hook.page.value("moex_hook_runs_total", "cooldown") == 1
 
 
+def test_the_cooldown_begins_when_the_run_ends(hooked):
+    gate = threading.Event()
+    runs = Runs(gate=gate)
+    hook = hooked(runs, cooldown_s=3600.0, concurrency=2)
+    post(hook, message(alert(), alert(starts="2026-01-02T05:00:00Z"), alert("cd")))
+    with runs.lock:
+        assert runs.lock.wait_for(lambda: runs.busy == 2, 20)
+    assert {j.fingerprint for j in runs.jobs} == {"ab12", "cd"}  # never two runs of one alert
+    with hook.jobs.changed:  # as if they had waited for long
+        for known in (hook.jobs._waiting, hook.jobs._done):
+            known.update({k: replace(j, received_s=j.received_s - 7200) for k, j in known.items()})
+    gate.set()
+    settled(hook, 3)
+    assert len(runs.jobs) == 2
+    assert hook.page.value("moex_hook_runs_total", "cooldown") == 1
+
+
 def test_resolved_after_and_before_firing(hooked):
     hook = hooked(start=False)
     post(hook, message(alert()))
@@ -250,14 +268,15 @@ def test_no_more_runs_at_a_time_than_allowed(hooked):
 
 
 def test_what_may_work_later_is_tried_again_then_given_up(hooked):
-    hook = hooked(Runs(RetryError("away"), RetryError("away")), tries=3)
+    hook = hooked(Runs(RetryError("away"), PermissionError("no")), tries=3)
     post(hook, message(alert()))
     [job] = settled(hook, 1)
     assert (job.state, job.tries) == ("done", 2)
-    hook = hooked(Runs(*[RetryError("away")] * 5), tries=3, state=hook.jobs.folder / "other")
-    post(hook, message(alert()))
-    [job] = settled(hook, 1)
-    assert (job.state, job.note) == ("failed", "given up after 3 tries: away")
+    for i, (why, note) in enumerate([(RetryError("away"), "away"), (OSError("disk"), "the run failed (disk)")]):
+        hook = hooked(Runs(*[why] * 5), tries=3, state=hook.jobs.folder / f"other{i}")
+        post(hook, message(alert()))
+        [job] = settled(hook, 1)
+        assert (job.state, job.note) == ("failed", f"given up after 3 tries: {note}")
 
 
 @pytest.mark.parametrize(("why", "note"), [(MoexrayError("no"), "no"), (RuntimeError("bug"), "RuntimeError: bug")])

@@ -57,7 +57,7 @@ class Options:
 
     Args:
         concurrency: Runs at a time.
-        cooldown_s: The same alert is not run again within so many seconds of its last run.
+        cooldown_s: The same alert is not run again within so many seconds of the end of its last run.
         tries: Of one job whose other side is away.
         first_pause_s: Before the second try; doubles.
     """
@@ -199,7 +199,7 @@ class Hook:
 
     def _deal(self, job: Job) -> None:
         last = self.jobs.last_run(job.fingerprint)
-        age = time.time() - last.received_s if last else -1.0
+        age = time.time() - last.ended_s if last else -1.0
         if last and 0 <= age < self.options.cooldown_s:  # below 0: the clock was put back since
             note = f"the same alert was looked into {age:.0f} s before: {last.key}"
             ended = self.jobs.finish(job, "cooldown", note=note, run=last.run, verdict=last.verdict)
@@ -220,8 +220,10 @@ class Hook:
     def _run(self, job: Job) -> Job:
         try:
             result = self.runner(job, self.jobs.reports)
-        except (RetryError, OSError):
+        except RetryError:
             raise
+        except OSError as why:  # a disk that is full, a recording that just went: a try like another
+            raise RetryError(f"the run failed ({why})") from why
         except MoexrayError as why:
             return self.jobs.finish(job, "failed", note=why.what)
         except Exception as why:  # noqa: BLE001  # the edge: one job must not stop the others

@@ -42,6 +42,7 @@ class Job:
         labels: Those that are shown and passed on; values of a plain alphabet only.
         trace_id: 32 hex digits; the same in the log, the annotation and the workflow.
         received_s: Epoch seconds.
+        ended_s: Epoch seconds at which it was dealt with; 0 before.
         resolved_at: When it ended; empty while it fires.
         state: See State.
         tries: Runs begun.
@@ -66,6 +67,7 @@ class Job:
     claim: str = ""
     note: str = ""
     run: str = ""
+    ended_s: float = 0.0
     schema: str = field(default=SCHEMA)
 
 
@@ -138,12 +140,16 @@ class Jobs:
             _prune(self.folder / "early", "*.json")
 
     def take(self) -> Job | None:
-        """The oldest job whose time has come; it belongs to the caller until `finish` or `again`."""
+        """The oldest job whose time has come, none of an alert that is being looked into.
+
+        It belongs to the caller until `finish`, `again` or `release`.
+        """
         now = time.time()
         with self.changed:
+            busy = {self._waiting[key].fingerprint for key in self._running}
             free = [
-                j for k, j in self._waiting.items()
-                if k not in self._running and not now < j.not_before_s < now + LONGEST_S
+                j for j in self._waiting.values()
+                if j.fingerprint not in busy and not now < j.not_before_s < now + LONGEST_S
             ]  # fmt: skip
             if not free:
                 return None
@@ -169,7 +175,8 @@ class Jobs:
     def finish(self, job: Job, state: State, **results: str) -> Job:
         """Ends a job."""
         with self.changed:
-            ended = replace(self._waiting[job.key], state=state, **results)  # type: ignore[arg-type]
+            known = self._waiting[job.key]
+            ended = replace(known, state=state, ended_s=time.time(), **results)  # type: ignore[arg-type]
             self._write("done", ended)
             self._path("queue", job.key).unlink(missing_ok=True)
             del self._waiting[job.key]
@@ -187,7 +194,7 @@ class Jobs:
         """The last job of an alert that was run."""
         with self.changed:
             own = [j for j in self._done.values() if j.fingerprint == fingerprint and j.state == "done"]
-            return max(own, key=lambda j: j.received_s, default=None)
+            return max(own, key=lambda j: j.ended_s, default=None)
 
     def listed(self) -> list[Job]:
         """All that are known, newest first."""
@@ -217,7 +224,7 @@ class Jobs:
 def _is_sound(job: Job) -> bool:
     """Whether all fields are of their kind."""
     kinds: dict[str, Any] = {name: type(value) for name, value in asdict(make_job("", "", {})).items()}
-    kinds |= dict.fromkeys(("received_s", "not_before_s", "tries"), (int, float))
+    kinds |= dict.fromkeys(("received_s", "ended_s", "not_before_s", "tries"), (int, float))
     right = all(isinstance(getattr(job, name), kind) for name, kind in kinds.items())
     return right and all(isinstance(text, str) for pair in job.labels.items() for text in pair)
 
