@@ -109,6 +109,17 @@ def test_web_pages_are_refused(served):
     assert get(served(), Origin="http://evil.example")[0] == 403
 
 
+@pytest.mark.parametrize(
+    ("host", "token", "status"),
+    [("evil.example:9464", "", 403), ("127.0.0.1.evil.example", "", 403), ("", "", 403), ("[", "", 403), ("0.0.0.0:1", "", 403),
+     ("localhost:9464", "", 200), ("127.0.0.1", "", 200), ("[::1]:9464", "", 200), ("metrics.example", "secret", 200)],
+)  # fmt: skip
+def test_without_a_token_no_other_name_than_loopbacks_is_answered(served, host, token, status):
+    """A page of a name that was made to lead here is of the same origin, and a browser sends no Origin."""
+    told = {"Authorization": f"Bearer {token}"} if token else {}
+    assert get(served(token=token), Host=host, **told)[0] == status
+
+
 def test_bodies_are_bounded(served):
     exporter = served()
     host = exporter.server.url.removeprefix("http://")

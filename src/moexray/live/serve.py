@@ -1,7 +1,8 @@
 """A small HTTP server for one handler: loopback without a token, any other address only with one.
 
-Bounded: connections at a time, size of a body, time of a whole request. What a browser sends from another
-page (header Origin) is refused, so that no web page can speak to a server on loopback.
+Bounded: connections at a time, size of a body, time of a request as a whole. No web page can speak to a server on
+loopback: what a browser sends from another page (header Origin) is refused, and so is, without a token, a
+request for any other name than loopback's (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import time
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from moexray.core.errors import UsageError
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from email.message import Message
 
-__all__ = ["Reply", "Request", "Server", "check_address", "is_loopback", "parse_address"]
+__all__ = ["Reply", "Request", "Server", "check_address", "is_loopback", "is_loopback_name", "parse_address"]
 
 CONNECTIONS = 16  # at a time; a scraper keeps one open
 MAX_BODY = 1 << 20  # bytes; an alert has a few kilobytes
@@ -85,6 +87,14 @@ def is_loopback(host: str) -> bool:
         return True
     try:
         return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def is_loopback_name(host: str) -> bool:
+    """Whether a header Host, with or without a port, names this machine."""
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
     except ValueError:
         return False
 
@@ -191,6 +201,9 @@ class _Handler(BaseHTTPRequestHandler):
             return
         if "Origin" in self.headers:
             self._send(Reply(403, b"not for web pages\n"))
+            return
+        if not self.token and not is_loopback_name(self.headers.get("Host", "localhost")):
+            self._send(Reply(403, b"only for this machine: without a token, ask for 127.0.0.1\n"))
             return
         try:
             path = self.path.partition("?")[0]

@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import hmac
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 from moexray.core.json_text import json_text
 from moexray.faces.plain import visible
 from moexray.faces.report import render
 from moexray.faces.web.page import page_policy, page_text
 from moexray.live.rolling import CHARTS
-from moexray.live.serve import is_loopback
+from moexray.live.serve import is_loopback_name
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
@@ -115,8 +114,8 @@ def _refused(request: Request, token: str) -> Response | None:
     from starlette.responses import PlainTextResponse, RedirectResponse
 
     if not token:  # a name that leads here from elsewhere is an attack on loopback (DNS rebinding)
-        host = urlsplit(f"//{request.headers.get('host', '')}").hostname or ""
-        return None if is_loopback(host) else PlainTextResponse("only for this machine\n", 403)
+        named = is_loopback_name(request.headers.get("host", ""))
+        return None if named else PlainTextResponse("only for this machine\n", 403)
     given = request.query_params.get("token", "")
     if given and _same(given, token) and request.url.path == "/":
         answer = RedirectResponse("/", 303)
