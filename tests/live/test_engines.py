@@ -9,6 +9,7 @@ from moexray.live.drain import Drain
 from moexray.live.engines import Engines
 from moexray.live.folder import Names
 from moexray.live.page import Page
+from moexray.runtime.on_device import GAUGES
 from moexray.runtime.recorder import Ring, Site
 
 SITES = [Site("model.layers.1.mlp.gate", 1, 8, 2), Site("model.layers.2.mlp.gate", 2, 6, 2)]
@@ -124,17 +125,22 @@ def test_the_schedulers_clock_is_counted_alone(folder):
 
 
 def test_gauges_of_the_allocator(folder):
-    names = ("reserved_bytes", "allocated_bytes", "largest_free_bytes", "total_free_bytes", "retries", "ooms")
-    ring, engines = Ring([], FACTS, folder=folder, gauges=names), source(folder)
-    ring.gauge(reserved_bytes=100, allocated_bytes=60, largest_free_bytes=10, total_free_bytes=40, retries=2)
-    engines.update()
-    assert get(engines, "moex_fragmentation_ratio", 0, "all") == pytest.approx(0.75)
-    assert get(engines, "moex_memory_reserved_bytes", 0, "all") == 100
-    assert get(engines, "moex_allocator_retries_total", 0) == 2
-    assert get(engines, "moex_allocator_oom_total", 0) is None
-    ring.gauge(total_free_bytes=0, largest_free_bytes=0)
-    engines.update()
-    assert get(engines, "moex_fragmentation_ratio", 0, "all") == 0
+    """All that a recording on a device tells, and no more: an unknown one has no series."""
+    ring, engines = Ring([], FACTS, folder=folder, gauges=tuple(GAUGES)), source(folder)
+    shown = {
+        "reserved_bytes": ("moex_memory_reserved_bytes", 0, "all"),
+        "allocated_bytes": ("moex_memory_allocated_bytes", 0, "all"),
+        "inactive_split_bytes": ("moex_memory_stuck_bytes", 0, "all"),
+        "retries": ("moex_allocator_retries_total", 0),
+        "ooms": ("moex_allocator_oom_total", 0),
+    }
+    assert shown.keys() == GAUGES.keys()
+    for value, (gauge, series) in enumerate(shown.items(), start=1):
+        engines.update()
+        assert get(engines, *series) is None
+        ring.gauge(**{gauge: value})
+        engines.update()
+        assert get(engines, *series) == value
 
 
 def test_exemplars_only_of_kept_steps(folder):

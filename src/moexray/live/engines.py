@@ -194,13 +194,10 @@ def _memory(scope: Scope, meta: Meta, gauges: dict[str, float]) -> None:
     for name, key in (
         ("moex_memory_reserved_bytes", "reserved_bytes"),
         ("moex_memory_allocated_bytes", "allocated_bytes"),
-        ("moex_memory_largest_free_block_bytes", "largest_free_bytes"),
+        ("moex_memory_stuck_bytes", "inactive_split_bytes"),
     ):
         if key in gauges:
             scope.set(name, gauges[key], device, "all")
     for name, key in (("moex_allocator_retries_total", "retries"), ("moex_allocator_oom_total", "ooms")):
         if key in gauges:
             scope.follow(name, gauges[key], device)
-    free, largest = gauges.get("total_free_bytes", math.nan), gauges.get("largest_free_bytes", math.nan)
-    if math.isfinite(free) and math.isfinite(largest):
-        scope.set("moex_fragmentation_ratio", 1 - largest / free if free else 0.0, device, "all")

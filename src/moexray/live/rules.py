@@ -76,10 +76,11 @@ def _steps(slow: int) -> dict[str, str]:
     }
 
 
-def _pool(ratio: float, stuck: int) -> dict[str, str]:
-    labels = '{model="M",device="0",pool="default"}'
+def _pool(ratio: float | None, stuck: int, device: int = 0) -> dict[str, str]:
+    labels = f'{{model="M",device="{device}",pool="default"}}'
+    known = {} if ratio is None else {f"moex_fragmentation_ratio{labels}": f"{ratio}x20"}
     return {
-        f"moex_fragmentation_ratio{labels}": f"{ratio}x20",
+        **known,
         f"moex_memory_stuck_bytes{labels}": f"{stuck}x20",
         f"moex_memory_reserved_bytes{labels}": "1000x20",
     }
@@ -98,12 +99,12 @@ def _memory_alerts() -> tuple[Alert, ...]:
         Alert(
             "MoexFragmentationHigh",
             f"moex_memory_stuck_bytes > {STUCK} * moex_memory_reserved_bytes "
-            "and moex_fragmentation_ratio > 0.5",
+            "unless moex_fragmentation_ratio <= 0.5",  # an attached engine tells no ratio
             "5m", "warning",
             "Device {{ $labels.device }} of rank {{ $labels.rank }}: {{ $value | humanize1024 }}B are stuck",
             "Free memory lies beside live blocks: empty_cache cannot give it back, large requests fail. Take "
             "a snapshot and run moexray diagnose; it names the call sites that pin it.",
-            _pool(0.9, 200), _pool(0.9, 50),
+            _pool(None, 200), {**_pool(0.9, 50), **_pool(0.4, 200, device=1)},
         ),
         Alert(
             "MoexAllocatorRetrying",
