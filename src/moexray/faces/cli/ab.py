@@ -65,7 +65,7 @@ EXIT = {"no change": 0, "better": 0, "worse": 1, "cannot tell": 2}
 @click.option("--log", type=click.Path(dir_okay=False, path_type=Path),
               help="Log of the server: rearrangements, compilations, snapshots in it mark their windows.")
 @click.option("--early", is_flag=True, help='Stop at "no change" and "better", too; "worse" always stops.')
-@click.option("--noisy", is_flag=True, help="Measure on a noisy machine, too: figures, no verdict.")
+@click.option("--noisy", is_flag=True, help='On a noisy machine, too: figures, no verdict but "worse".')
 @click.option("--seed", type=int, default=0, show_default=True)
 @click.option("--save", type=click.Path(dir_okay=False, path_type=Path), help="Write the document here, too.")
 @click.option("--force", is_flag=True, help="Overwrite an existing file of --save.")
@@ -75,9 +75,9 @@ def command(form: str, save: Path | None, **options: Any) -> None:
     """Compare two settings of a live server, and roll back if the new one is worse.
 
     Either two servers (--a, --b), or one whose setting two commands switch (--url, --switch-a,
-    --switch-b). Turns alternate, ABBA or BAAB by a coin, each fourth quad is A against A. After each quad
-    an always-valid test looks; where B is worse by more than the margin, the rollback runs once.
-    $OPENAI_API_KEY is sent as bearer token where set.
+    --switch-b). Turns alternate, ABBA or BAAB by a coin; after each fourth quad comes one of A against A.
+    After each quad an always-valid test looks; where B is worse by more than the margin, the rollback runs
+    once. $OPENAI_API_KEY is sent as bearer token where set.
 
     Exit code: 0 no change or better, 1 worse, 2 bad usage, a noisy machine, or no verdict.
     """
