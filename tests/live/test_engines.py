@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from moexray.live.drain import Drain
-from moexray.live.engines import Engines
+from moexray.live.engines import MEMORY, Engines
 from moexray.live.folder import Names
 from moexray.live.page import Page
 from moexray.runtime.on_device import GAUGES
@@ -216,13 +216,13 @@ def test_an_engine_that_does_nothing_shows_no_skew_of_long_ago(folder, monkeypat
 
 
 def test_a_process_that_is_gone_leaves_counters_and_no_gauges(folder):
-    ring, engines = Ring(SITES, FACTS, folder=folder, gauges=("reserved_bytes", "total_free_bytes", "largest_free_bytes")), source(folder)
-    ring.gauge(reserved_bytes=5.0, total_free_bytes=4.0, largest_free_bytes=1.0)
+    ring, engines = Ring(SITES, FACTS, folder=folder, gauges=tuple(GAUGES)), source(folder)
+    ring.gauge(**dict.fromkeys(GAUGES, 5.0))
     write(ring, 0)
     engines.update()
-    gauges = {"moex_memory_reserved_bytes": ("0", "all"), "moex_fragmentation_ratio": ("0", "all"), "moex_hook_overhead_ratio": ()}
+    gauges = {**dict.fromkeys(MEMORY, ("0", "all")), "moex_hook_overhead_ratio": ()}
     assert all(get(engines, name, *labels) is not None for name, labels in gauges.items())
     ring.close()
     engines.update()
-    assert [get(engines, name, *labels) for name, labels in gauges.items()] == [None] * 3
+    assert [get(engines, name, *labels) for name, labels in gauges.items()] == [None] * 4
     assert get(engines, "moex_routed_choices_total", 1) == 32

@@ -28,11 +28,16 @@ if TYPE_CHECKING:
     from moexray.live.folder import Names
     from moexray.live.page import Page, Scope
 
-__all__ = ["Engines"]
+__all__ = ["MEMORY", "Engines"]
 
 NS = 1e-9
 EVERY_S = 0.2  # a ring of 16 MiB holds 15,000 records of 256 experts: 1,000 steps a second of 58 layers
 SOONEST_S = 0.02
+MEMORY = {  # metric -> gauge of a ring (runtime/on_device.py)
+    "moex_memory_reserved_bytes": "reserved_bytes",
+    "moex_memory_allocated_bytes": "allocated_bytes",
+    "moex_memory_stuck_bytes": "inactive_split_bytes",
+}
 FILLED = 0.25  # share of a ring's records that may come between two looks, where it is filled quickly
 
 _log = logging.getLogger(__name__)
@@ -181,21 +186,14 @@ def _ended(scope: Scope, meta: Meta) -> None:
     """A process that is gone uses no memory and records nothing: no alert may go on firing for it."""
     device = meta.device.partition(":")[2]
     scope.set("moex_hook_overhead_ratio", math.nan)
-    for name in (
-        "moex_memory_reserved_bytes", "moex_memory_allocated_bytes", "moex_memory_largest_free_block_bytes",
-        "moex_fragmentation_ratio",
-    ):  # fmt: skip
+    for name in MEMORY:
         scope.set(name, math.nan, device, "all")
 
 
 def _memory(scope: Scope, meta: Meta, gauges: dict[str, float]) -> None:
     """What the writer samples of the allocator, over all its pools."""
     device = meta.device.partition(":")[2]
-    for name, key in (
-        ("moex_memory_reserved_bytes", "reserved_bytes"),
-        ("moex_memory_allocated_bytes", "allocated_bytes"),
-        ("moex_memory_stuck_bytes", "inactive_split_bytes"),
-    ):
+    for name, key in MEMORY.items():
         if key in gauges:
             scope.set(name, gauges[key], device, "all")
     for name, key in (("moex_allocator_retries_total", "retries"), ("moex_allocator_oom_total", "ooms")):
