@@ -1,6 +1,6 @@
 """A small HTTP server for one handler: loopback without a token, any other address only with one.
 
-Bounded: connections at a time, size of a body, time of a request as a whole. No web page can speak to a server on
+Bounded: connections at a time, size of a body, time of a whole request. No web page can speak to a server on
 loopback: what a browser sends from another page (header Origin) is refused, and so is, without a token, a
 request for any other name than loopback's (DNS rebinding).
 """
