@@ -91,6 +91,16 @@ def test_what_cannot_be_opened_is_told(folder, tmp_path):
     assert skipped["rank9.json"] == "not a regular file"
 
 
+def test_summaries_below_the_folder_are_not_summarised(folder, tmp_path):
+    place = tmp_path / "run"
+    place.mkdir()
+    (place / "rank0.json.gz").symlink_to(min(folder.rglob("*.gz")))
+    args = ("diagnose", place, "--executor", "processes", "--workers", 1, "--work", place / "work", "--format", "json")
+    first, again = call(*args), call(*args)
+    assert "1 of 1 ranks, 1 of them known from before" in again.stderr
+    assert json.loads(again.stdout) == json.loads(first.stdout)
+
+
 def test_an_empty_folder_is_an_error(tmp_path):
     (tmp_path / "empty").mkdir()
     result = call("diagnose", tmp_path / "empty", "--executor", "processes", "--work", tmp_path / "w")

@@ -51,12 +51,13 @@ def diagnose_fleet(
     Raises:
         UsageError: nothing to read, or no Ray.
     """
+    folder = work or _cache(paths)
     files, left_out = _files(paths)
-    found = units(files)
+    ours = folder.resolve()  # below the folder that is read, summaries would be summarised in their turn
+    found = units((n, f) for n, f in files if is_url(f) or not Path(f).resolve().is_relative_to(ours))
     if not found:
         hint = "give the folder of the traces"
         raise UsageError("there is no file to read", where=", ".join(paths), hint=hint)
-    folder = work or _cache(paths)
     folder.mkdir(parents=True, exist_ok=True)
     run = on_ray if executor == "ray" else on_processes
     done: list[Summary] = []
@@ -207,6 +208,8 @@ def _progress(total: int, *, quiet: bool) -> Iterator[Callable[[Summary | str], 
             left = (time.monotonic() - begin) / max(1, made) * (total - count)
             click.echo(f"\r\x1b[K{count:,} of {total:,} ranks, about {left:.0f} s left", nl=False, err=True)
 
-    yield tell
-    if shown:
-        click.echo("\r\x1b[K", nl=False, err=True)
+    try:
+        yield tell
+    finally:
+        if shown:
+            click.echo("\r\x1b[K", nl=False, err=True)
