@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from moexray.core.errors import UsageError
 from moexray.verify.ab.outcome import Margin, Outcome, outcome
-from moexray.verify.ab.stats import LEAST_PAIRS, paired_means
+from moexray.verify.ab.stats import paired_means, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -275,10 +275,9 @@ def precision_report(
         model.train(was_training)
     first, second, apart, changed = zip(*rows, strict=True)
     drawn = paired_means(first, second)
-    few = "" if len(rows) >= LEAST_PAIRS else f"{LEAST_PAIRS} rows of text are wanted, there are {len(rows)}"
     return PrecisionReport(
         layers=tuple(_layer(p, modules[p][2], found, outputs[p]) for p, found in layers.items()),
-        loss=outcome("loss", drawn, unit="nats", margin=margin, missing=few),
+        loss=outcome("loss", drawn, unit="nats", margin=margin, missing=too_few(len(rows), "rows of text")),
         logits_relative_l2=sum(apart) / len(apart),
         top1_changed=sum(changed) / len(changed),
     )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from moexray.verify.ab.outcome import Outcome, outcome
-from moexray.verify.ab.stats import LEAST_PAIRS, paired_means, paired_outcomes
+from moexray.verify.ab.stats import paired_means, paired_outcomes, too_few
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -138,7 +138,7 @@ def _gauges(pairs: Sequence[tuple[Turn, Turn]], seed: int) -> list[Outcome]:
             continue
         drawn = paired_means(*known.T, seed=seed)
         unit = "bytes" if name.endswith("_bytes") else ""
-        few = "" if drawn.pairs >= LEAST_PAIRS else f"{LEAST_PAIRS} pairs are wanted, there are {drawn.pairs}"
+        few = too_few(drawn.pairs)
         higher = name in MORE_IS_GOOD
         out.append(
             outcome(name, drawn, better="higher" if higher else "lower", unit=unit, missing=few)

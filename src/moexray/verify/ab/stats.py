@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FIGURES", "LEAST_PAIRS", "Draws", "blocks", "needed", "paired_means", "paired_outcomes", "quantile",
-    "shortfall", "t_quantile", "unpaired_outcomes",
+    "shortfall", "t_quantile", "too_few", "unpaired_outcomes",
 ]  # fmt: skip
 
 FIGURES = ("p50", "p99", "mean_max", "max")
@@ -102,9 +102,12 @@ def shortfall(figure: str, n_before: int, n_after: int, pairs: int | None = None
     least, want = min(n_before, n_after), needed(figure)
     if least < want:
         return f"{figure.upper()} wants {want:,} values per arm, there are {least:,}"
-    if pairs is not None and pairs < LEAST_PAIRS:
-        return f"{LEAST_PAIRS} pairs are wanted, there are {pairs}"
-    return ""
+    return "" if pairs is None else too_few(pairs)
+
+
+def too_few(count: int, what: str = "pairs") -> str:
+    """Why so few pairs allow no verdict, whatever the figure; empty where there are enough."""
+    return "" if count >= LEAST_PAIRS else f"{LEAST_PAIRS} {what} are wanted, there are {count}"
 
 
 def paired_outcomes(

@@ -18,6 +18,7 @@ from moexray.verify.ab import (
     places,
     refusal,
 )
+from moexray.verify.ab.stats import too_few
 from moexray.verify.lab.traffic import arrivals
 from moexray.verify.lab.work import Job
 
@@ -110,10 +111,11 @@ def _document(
         paired_means(*([figure(m) for m in side] for side in slots), seed=seed)
         for figure in (_hole, _deviation, lambda m: float(m.moves.sum()) / len(m))
     )
+    few = too_few(holes.pairs)
     found += [
-        outcome("largest_free_bytes", holes, better="higher", unit="bytes"),
-        outcome("expert_load_std", uneven, unit="ratio"),
-        outcome("moves_per_step", moves, unit="ratio"),
+        outcome("largest_free_bytes", holes, better="higher", unit="bytes", missing=few),
+        outcome("expert_load_std", uneven, unit="ratio", missing=few),
+        outcome("moves_per_step", moves, unit="ratio", missing=few),
     ]
     figures = {o.figure: o for o in found}
     return {
