@@ -10,7 +10,7 @@ from textual.widgets import DataTable, Static
 
 from moexray.core.errors import UsageError
 from moexray.faces.cli.top import make_top
-from moexray.faces.terminal import BARS, spark
+from moexray.faces.terminal import BARS, ROWS, spark
 
 OOM = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.15 GiB "
@@ -47,6 +47,25 @@ def test_figures_findings_and_the_claim_of_the_chosen_one(tmp_path):
     assert any(name.startswith("Expert skew index") and now == "0.42" for name, now, _ in cells)
     assert first[1].startswith("mem.")
     assert "2.00 GiB" in claim
+
+
+def test_the_newest_of_many_spikes_are_kept_and_each_has_its_own_claim(tmp_path):
+    async def look():
+        app = make_top(tmp_path, OPTIONS)
+        async with app.run_test(size=(120, 40)) as pilot:
+            for line in range(ROWS + 30):
+                spike = {"rank": None, "cause": "unknown", "value_s": 1.0, "source": "a.csv", "line": line}
+                app.rolling._put("spike", spike)
+            await pilot.pause(1.2)
+            table = app.query_one("#findings", DataTable)
+            told = [table.get_row_at(i)[3] for i in range(table.row_count)]
+            table.move_cursor(row=7)
+            await pilot.pause(0.1)
+            return told, str(app.query_one("#claim", Static).content)
+
+    told, claim = asyncio.run(look())
+    assert [t.rpartition(":")[2] for t in told] == [str(line) for line in range(30, ROWS + 30)]
+    assert claim == told[7]
 
 
 def test_a_folder_that_is_not_there_is_refused(tmp_path):

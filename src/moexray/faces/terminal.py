@@ -22,7 +22,7 @@ __all__ = ["Top", "spark"]
 
 BARS = " ▁▂▃▄▅▆▇█"
 WIDTH = 60  # of the line of a figure: the last minute
-ROWS = 200
+ROWS = 200  # spikes and findings that are kept, the newest
 
 
 def spark(values: list[float | None], width: int = WIDTH) -> str:
@@ -58,7 +58,7 @@ class Top(App[None]):
         self.rolling, self.sub_title, self._close = rolling, visible(title), close
         self._seen = 0
         self._points: list[dict[str, Any]] = []
-        self._claims: list[str] = []
+        self._claims: dict[str | None, str] = {}  # by the key of its row, oldest first
 
     def compose(self) -> ComposeResult:
         """The parts, from top to bottom."""
@@ -82,8 +82,8 @@ class Top(App[None]):
 
     def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
         """The claim of the chosen finding in full."""
-        if event.data_table.id == "findings" and event.cursor_row < len(self._claims):
-            self.query_one("#claim", Static).update(self._claims[event.cursor_row])
+        if event.data_table.id == "findings" and event.row_key.value in self._claims:
+            self.query_one("#claim", Static).update(self._claims[event.row_key.value])
 
     def tick(self) -> None:
         """Takes a point and shows what is new."""
@@ -111,7 +111,11 @@ class Top(App[None]):
         else:
             what, claim = data["id"], data["claim"]
         claim = visible(claim)
-        if len(self._claims) < ROWS:
-            self._claims.append(claim)
-            kind = "spike" if event.kind == "spike" else data["severity"]
-            table.add_row(kind, visible(what), rank, claim[:200])
+        key = str(event.seq)
+        self._claims[key] = claim
+        kind = "spike" if event.kind == "spike" else data["severity"]
+        table.add_row(kind, visible(what), rank, claim[:200], key=key)
+        if len(self._claims) > ROWS:
+            oldest = next(iter(self._claims))
+            del self._claims[oldest]
+            table.remove_row(str(oldest))
