@@ -45,6 +45,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(b"0\r\n\r\n")
 
     def _event(self, i, mode):
+        if mode.startswith("{"):
+            return f"data: {mode}\n\n"
         if mode == "babble":
             return "data: {not json\n\n"
         if mode == "error":

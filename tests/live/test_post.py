@@ -11,6 +11,7 @@ import pytest
 
 from moexray.core.errors import MoexrayError
 from moexray.live import logs
+from moexray.live.alerts import AlertState
 from moexray.live.jobs import make_job
 from moexray.live.logs import Logs, loki_sender, otlp_sender
 from moexray.live.page import Page
@@ -84,6 +85,19 @@ def to_a_login(url):
 
 def status(code, headers="", body="why"):
     return f"HTTP/1.1 {code} X\r\n{headers}Content-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode("latin-1")
+
+
+@pytest.mark.parametrize(
+    ("reply", "fires"),
+    [(status(200, body="[{}]"), True), (status(200, body="[]"), False), (status(200, body='{"status": "error"}'), False),
+     (status(200, body="<html>"), False), (status(500, body="[{}]"), False), (b"\0\xff no HTTP\r\n\r\n", False), (b"", False), (None, False),
+     (b"HTTP/1.1 200 X\r\nContent-Length: 900\r\n\r\n[{}", False), (status(200, body="[" * 100_000), False)],
+)  # fmt: skip
+def test_only_a_list_of_alerts_says_that_one_fires(raw, reply, fires):
+    state = AlertState(raw(reply).url)
+    state.active = True
+    state.update()
+    assert state() is fires
 
 
 @pytest.mark.parametrize(

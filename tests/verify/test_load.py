@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from fake_server import FakeServer
+from live.test_post import Raw, status
 from moexray.core.errors import UsageError
 from moexray.verify.load import arrivals, drive, made_prompts, target
 
@@ -52,8 +53,10 @@ def test_latency_counts_from_when_the_request_was_due():
 
 
 @pytest.mark.parametrize(
-    ("mode", "told"), [("refuse", "HTTP 503"), ("babble", "Expecting property name"), ("error", "out of memory")]
-)
+    ("mode", "told"), [("refuse", "HTTP 503"), ("babble", "Expecting property name"), ("error", "out of memory"),
+     ('{"choices": [1]}', "unknown shape"), ('{"choices": "a"}', "unknown shape"), ('{"choices": [{"delta": "a"}]}', "unknown shape"),
+     ('{"choices": null}', "no token came")],
+)  # fmt: skip
 def test_failures_are_told(mode, told):
     with FakeServer(mode=mode) as server:
         [answer] = drive(target(server.url), ["x"], [0.0])
@@ -74,6 +77,17 @@ def test_nobody_there():
     assert answer.error
     with pytest.raises(UsageError, match="no model is listed at"):
         target(server.url)
+
+
+@pytest.mark.parametrize("reply", [b"SSH-2.0-OpenSSH_9.2\r\n", b"", None, b"HTTP/1.1 200 X\r\nContent-Length: 9\r\n\r\n{",
+                                   status(200, body="{}"), status(200, body="[1]"), status(500)])  # fmt: skip
+def test_what_is_no_server_of_models_is_told(reply):
+    server = Raw(reply)
+    try:
+        with pytest.raises(UsageError, match="no model is listed at"):
+            target(server.url)
+    finally:
+        server.listening.close()
 
 
 def test_addresses_and_lists_that_are_none():

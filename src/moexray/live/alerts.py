@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import logging
 import urllib.parse
@@ -44,8 +45,9 @@ class AlertState:
         """Asks; an Alertmanager that does not answer counts as quiet."""
         try:
             with urllib.request.urlopen(self._url, timeout=2) as answer:  # noqa: S310
-                self.active = bool(json.loads(answer.read(MAX_REPLY)))
-        except (OSError, ValueError) as why:
+                told = json.loads(answer.read(MAX_REPLY))
+            self.active = isinstance(told, list) and bool(told)
+        except (OSError, ValueError, http.client.HTTPException, RecursionError) as why:
             if self.active:
                 _log.warning("Alertmanager does not answer (%s)", why)
             self.active = False

@@ -7,6 +7,7 @@ client that waits for answers sends less when the server stalls and hides the st
 from __future__ import annotations
 
 import asyncio
+import http.client
 import json
 import math
 import ssl
@@ -118,7 +119,7 @@ def _first_model(url: str, headers: dict[str, str]) -> str:
         request = urllib.request.Request(models, headers=headers)  # noqa: S310 (http and https only, see target)
         with urllib.request.urlopen(request, timeout=10) as answer:  # noqa: S310
             found = json.loads(answer.read(1 << 20))["data"][0]["id"]
-    except (OSError, ValueError, LookupError, TypeError) as why:
+    except (OSError, ValueError, LookupError, TypeError, http.client.HTTPException) as why:
         what = why.reason if isinstance(why, urllib.error.URLError) else why
         raise UsageError(f"no model is listed at {models} ({what})",
                          hint="check the address, or name it with --model") from why  # fmt: skip
@@ -266,8 +267,10 @@ def _has_text(event: dict[str, Any]) -> bool:
     """Whether a streamed event brings a token: text of completions, delta of chat, with or without role."""
     if "error" in event:
         raise ValueError(str(event["error"])[:300])
-    for choice in event.get("choices") or ():
-        delta = choice.get("delta") or {}
+    choices = event.get("choices") or []
+    for choice in choices if isinstance(choices, list) else [choices]:
+        if not isinstance(choice, dict) or not isinstance(delta := choice.get("delta") or {}, dict):
+            raise ValueError(f"an event of an unknown shape: {str(event)[:200]}")  # noqa: TRY004 (as all odd answers)
         if choice.get("text") or delta.get("content") or delta.get("reasoning_content"):
             return True
     return False
