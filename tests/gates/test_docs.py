@@ -3,7 +3,10 @@
 import re
 from pathlib import Path
 
+import click
 import pytest
+
+from moexray.faces.cli.main import main
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
@@ -25,6 +28,28 @@ def test_links_lead_somewhere(page):
         if not path.exists() or (anchor and path.suffix == ".md" and anchor not in _anchors(path)):
             broken.append(f"{target}#{anchor}")
     assert broken == []
+
+
+def _calls(text):
+    """What stands behind `moexray` in code spans and command lines, without remarks and other programs."""
+    spans = re.findall(r"`([^`\n]+)`", text)
+    lines = [line.partition(" #")[0] for line in re.findall(r"^(?: {4}|\$ )(.*)$", text.replace("\\\n", " "), re.MULTILINE)]
+    for code in (*spans, *lines):
+        for call in re.findall(r"(?:^|\| )(?:\$ )?moexray +([a-z][^|;&]*)", code):
+            yield call.partition(" -- ")[0].split()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_commands_and_options_that_a_page_names_exist(page):
+    for words in _calls(page.read_text("utf-8")):
+        command, rest = main, list(words)
+        while rest and isinstance(command, click.Group) and rest[0].isalpha():
+            command = command.get_command(click.Context(command), rest[0].partition("|")[0])
+            assert command, f"moexray {' '.join(words)}"
+            rest.pop(0)
+        known = {"--help", *(o for p in command.params for o in (*p.opts, *p.secondary_opts))}
+        given = {found[0] for word in rest if (found := re.match(r"--[a-z][a-z0-9-]*", word))}
+        assert given <= known, f"moexray {' '.join(words)}"
 
 
 def test_decisions_are_numbered_and_listed():

@@ -111,7 +111,7 @@ def _memory_alerts() -> tuple[Alert, ...]:
             "increase(moex_allocator_retries_total[10m]) > 0", "1m", "warning",
             "Rank {{ $labels.rank }} retries device allocations",
             "Each retry gives cached blocks back and synchronises the device. Cap the largest shape or leave "
-            "headroom; moexray whatif tries allocator settings on a recorded history.",
+            "headroom; moexray whatif memory tries allocator settings on a recorded history.",
             {'moex_allocator_retries_total{model="M",rank="0",device="0"}': "0x10 1x10"},
             {'moex_allocator_retries_total{model="M",rank="0",device="0"}': "1 2 2x18"},
         ),

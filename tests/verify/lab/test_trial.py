@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from moexray.verify.lab import trial
 from moexray.verify.lab.cluster import Measured
 from moexray.verify.lab.trial import Arm, compare
 
@@ -42,3 +43,13 @@ def test_six_pairs_decide_what_their_values_can():
     for name in ("largest_free_bytes", "expert_load_std", "moves_per_step", "p50_cpu_s"):
         assert found[name]["verdict"] == "better", name
     assert "1,000 values" in found["p99_cpu_s"]["reason"]
+
+
+def test_a_noisy_machine_withholds_verdicts_on_wall_clock_alone(monkeypatch):
+    monkeypatch.setattr(trial, "refusal", lambda *_: "the machine is too noisy: load 9")
+    found = outcomes(300)
+    for name in ("p50_s", "p50_step_s", "p99_s"):
+        assert (found[name]["verdict"], found[name]["reason"]) == ("cannot tell", "the machine is too noisy: load 9")
+        assert found[name]["after"]["value"] > 0
+    for name in ("p50_cpu_s", "largest_free_bytes", "expert_load_std"):
+        assert found[name]["verdict"] == "better", name
