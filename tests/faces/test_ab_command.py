@@ -53,6 +53,15 @@ def test_one_server_that_two_commands_switch_is_rolled_back_once(tmp_path):
 
 
 @pytest.mark.usefixtures("quiet")
+def test_two_servers_have_nothing_to_roll_back_without_a_command():
+    with FakeServer() as a, FakeServer(delays={"A": 0.08}) as b:
+        found = _run("--a", a.url, "--b", b.url, "--margin", "20ms", *FAST)
+    assert found.exit_code == 1, found.output
+    assert "rolled back once" not in found.stdout
+    assert "nothing was rolled back" in found.stdout
+
+
+@pytest.mark.usefixtures("quiet")
 def test_two_equal_servers_do_not_differ():
     with FakeServer() as a, FakeServer() as b:
         found = _run("--a", a.url, "--b", b.url, "--margin", "10s", "--format", "json", *FAST)

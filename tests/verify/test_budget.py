@@ -137,6 +137,10 @@ def test_what_was_zero_may_not_grow(tmp_path):
         ("[p99]\nmax_itl = nan\n", "is no limit"),
         ('[fragmentation]\nmax_stuck = "much"\n', "is no limit"),
         ("[skew]\nmax_index = [1]\n", "is no limit"),
+        ("[fragmentation]\nmax_stuck = " + 400 * "9", "is no limit"),
+        ("[p99]\nmax_itl = " + 6000 * "9", "the budget is not TOML"),
+        ("a = " + 100_000 * "[", "the budget is not TOML"),
+        ("[p99]\nmax_itl = 1\n#" + (1 << 20) * "x" + "\nmax_ttft = 1\n", "longer than 1 MiB"),
     ],
 )
 def test_bad_budgets(tmp_path, text, told):
@@ -176,3 +180,23 @@ def test_limits_with_units(tmp_path):
 def test_what_cannot_be_checked_is_an_error(tmp_path, text, run, told):
     with pytest.raises(UsageError, match=told):
         check(budget(tmp_path, text), read(run))
+
+
+def test_a_budget_may_begin_with_a_byte_order_mark(tmp_path):
+    assert list(budget(tmp_path, "\ufeff[p99]\r\nmax_itl = 1\r\n")) == ["p99.max_itl"]
+
+
+def test_rows_that_could_not_be_read_are_noted(tmp_path):
+    lines = budget(tmp_path, P99)
+    found = check(lines, read({"itl.csv": gaps(20)["itl.csv"] + "1500,nan\n"}), read(gaps(20)))
+    assert len(found.notes) == 1
+    assert found.to_json()["notes"][0].startswith("path: itl.csv: ")
+    assert check(lines, read(gaps(20)), read(gaps(20))).notes == ()
+
+
+def test_equal_skew_breaks_no_growth_whatever_the_lengths(tmp_path):
+    lines = budget(tmp_path, '[skew]\nmax_load_std_growth = "20%"\nmax_index_growth = "20%"\n')
+    long, short = read(counts(0.125, steps=800)), read(counts(0.125, steps=20, seed=1))
+    assert "fail" not in statuses(check(lines, short, long)).values()
+    hot = read(counts(0.5, steps=800, seed=2))
+    assert set(statuses(check(lines, hot, short)).values()) == {"fail"}

@@ -9,8 +9,8 @@ from ab_samples import counts, gaps
 from load_samples import read
 from moexray.core.errors import UsageError
 from moexray.verify.ab import Margin
-from moexray.verify.compare import compare
-from moexray.verify.quantities import load_figure, quantities
+from moexray.verify.compare import compare, outcomes_of
+from moexray.verify.quantities import Quantity, load_figure, quantities
 
 FIVE = Margin(0.05, is_share=True)
 
@@ -144,3 +144,37 @@ def test_the_detailed_output_of_a_serving_benchmark_has_intervals():
     assert found["p99_ttft_s"].n_before == 1200
     assert found["p50_itl_s"].verdict == "no change"
     assert "mean_ttft_s" not in found
+
+
+@pytest.mark.parametrize("shape", ["even", "skewed"])
+@pytest.mark.parametrize("lengths", [(50, 50), (50, 2000), (2000, 50)])
+def test_equal_routing_is_neither_better_nor_worse_whatever_the_lengths(shape, lengths):
+    """False verdicts of the three figures together, nominally 5 % each."""
+    experts = 32
+    p = np.full(experts, 1 / experts) if shape == "even" else np.random.default_rng(0).dirichlet(np.full(experts, 2.0))
+
+    def load(steps, seed):
+        tokens = np.random.default_rng([seed, steps]).multinomial(64, p, size=(steps, 2)).astype(float)
+        blocks = np.stack([b.sum(axis=0) for b in np.array_split(tokens, min(steps, 50))])
+        return Quantity("load", "", "load", (blocks,), "ratio")
+
+    found = [
+        o.verdict for seed in range(16) for o in outcomes_of(load(lengths[0], 2 * seed), load(lengths[1], 2 * seed + 1))
+    ]
+    assert sum(v in ("better", "worse") for v in found) <= 7  # of 48
+
+
+def test_a_longer_run_is_thinned_and_a_note_says_so():
+    found = compare(read(counts(0.3)), read(counts(0.3, steps=400, seed=1)))
+    assert "after has 10 times the tokens" in found.notes[0]
+    assert {o.verdict for o in found.outcomes} == {"cannot tell"}
+    worse = compare(read(counts(0.3)), read(counts(0.5, steps=400, seed=1)))
+    assert {o.verdict for o in worse.outcomes} == {"worse"}
+    assert "thinned" not in " ".join(compare(read(counts(0.3)), read(counts(0.3, seed=1))).notes)
+
+
+def test_rows_that_could_not_be_read_are_told():
+    broken = {"itl.csv": gaps(20)["itl.csv"] + "1500,nan\n1501,-3\n"}
+    found = compare(read(gaps(20)), read(broken))
+    assert found.notes[0].startswith("after: itl.csv: ")
+    assert not any(n.startswith("before") and "itl.csv" in n for n in found.notes)

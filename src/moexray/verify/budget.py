@@ -16,7 +16,7 @@ from moexray.core.errors import UsageError
 from moexray.core.sizes import BINARY_UNITS
 from moexray.verify.ab.outcome import Interval, Outcome, judge
 from moexray.verify.ab.stats import LEAST_PAIRS, shortfall
-from moexray.verify.compare import compare, outcomes_of
+from moexray.verify.compare import compare, lost, outcomes_of
 from moexray.verify.quantities import quantities
 
 if TYPE_CHECKING:
@@ -29,6 +29,7 @@ __all__ = ["KEYS", "Check", "Line", "Rule", "check", "load_budget"]
 
 Status = Literal["pass", "fail", "cannot tell"]
 LONGEST = 1 << 20  # bytes of a budget file
+LARGEST = 1 << 63  # of a limit written as a whole number: more bytes than any machine holds
 SECONDS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "": 1.0}
 LATENCIES = ("ttft", "tpot", "itl", "e2e", "step", "latency")
 
@@ -99,9 +100,10 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """All lines of a budget."""
+    """All lines of a budget, and what to mind: rows that could not be read."""
 
     lines: tuple[Line, ...]
+    notes: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document `moexray.check/1`."""
@@ -110,6 +112,7 @@ class Check:
             "passed": not any(x.status == "fail" for x in self.lines),
             "undecided": [x.budget for x in self.lines if x.status == "cannot tell"],
             "lines": [x.to_json() for x in self.lines],
+            "notes": list(self.notes),
         }
 
 
@@ -117,17 +120,20 @@ def load_budget(file: Path) -> dict[str, tuple[Rule, float]]:
     """The lines of a budget file, limits in base units.
 
     Raises:
-        UsageError: it cannot be read, is no TOML, holds nothing, or a key or a value that is none.
+        UsageError: it cannot be read, is too long or no TOML, holds nothing, or what is no key or no value.
     """
     import tomllib
 
     try:
         with file.open("rb") as stream:
-            given = tomllib.loads(stream.read(LONGEST).decode("utf-8"))
+            text = stream.read(LONGEST + 1)
+        if len(text) > LONGEST:  # half a file would pass for a whole budget
+            raise UsageError("the budget is longer than 1 MiB", where=str(file), hint="check --budget")
+        given = tomllib.loads(text.decode("utf-8-sig"))
     except OSError as why:
         what = f"the budget cannot be read ({why.strerror})"
         raise UsageError(what, where=str(file), hint="check the path of --budget") from why
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as why:
+    except (ValueError, RecursionError) as why:  # bad UTF-8, bad TOML, endless digits, endless nesting
         hint = 'write TOML: a line [p99], below it max_itl = "50ms"'
         raise UsageError(f"the budget is not TOML ({why})", where=str(file), hint=hint) from why
     out: dict[str, tuple[Rule, float]] = {}
@@ -157,6 +163,8 @@ def _limit(value: object, unit: str) -> float | None:
     """A limit in base units; None where it is none."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return None
+    if isinstance(value, int) and abs(value) > LARGEST:
+        return None
     number, given = (value, "") if not isinstance(value, str) else _split(value)
     scales = {"s": SECONDS, "bytes": BINARY_UNITS, "share": {"": 1.0, "%": 0.01}}[unit]
     if number is None or given not in scales or not math.isfinite(number) or number < 0:
@@ -178,7 +186,8 @@ def check(budget: Mapping[str, tuple[Rule, float]], run: Run, baseline: Run | No
         baseline: What growth and loss compare with.
 
     Raises:
-        UsageError: a line asks for what neither side holds, or for a P99 of too few values.
+        UsageError: a line asks for what neither side holds, for a P99 of too few values or of a thinned
+            series, or compares answers of other length.
     """
     absolute = _own(run)
     relative: list[Outcome] = []
@@ -197,14 +206,15 @@ def check(budget: Mapping[str, tuple[Rule, float]], run: Run, baseline: Run | No
                 where=run.nothing_found(), hint=_source(name),
             )  # fmt: skip
         lines += [_line(name, rule, limit, o) for o in found]
-    return Check(tuple(lines))
+    told = (*lost("path", run), *(lost("baseline", baseline) if baseline else ()))
+    return Check(tuple(lines), told)
 
 
 def _source(name: str) -> str:
     return {
         "fragmentation": "give allocator snapshots (torch.cuda.memory._dump_snapshot())",
         "skew": "give expert counts, router choices or an expert-distribution dump",
-        "p99": "give latencies of that kind: a benchmark's detailed output, or one value a line",
+        "p99": "give latencies of that kind: a benchmark's detailed output, or a CSV of step,itl_ms",
     }[name.partition(".")[0]]
 
 

@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from moexray.core.run import Run
     from moexray.verify.quantities import Quantity
 
-__all__ = ["Comparison", "compare", "outcomes_of"]
+__all__ = ["Comparison", "compare", "lost", "outcomes_of"]
 
 RESAMPLES = 500  # of a load: 2,000 would take seconds for a large model
 THINNED = "steps a row"
+EQUAL = 1.25  # a longer run whose tokens were thinned by less is not worth a note; project assumption
 LIKE = 1.25  # answers whose median length differs by more do other work; project assumption
 NOT_PAIRED = (
     "before and after were not measured together: what else changed between them cannot be told from the "
@@ -89,12 +90,20 @@ def compare(before: Run, after: Run, margin: Margin | None = None, seed: int = 0
     out: list[Outcome] = []
     for key in shared:
         out += outcomes_of(first[key], second[key], margin, seed)
+    loads = (_thinned_note(first[key], second[key]) for key in shared if first[key].kind == "load")
     return Comparison(
         tuple(out),
         tuple(_name(q) for k, q in first.items() if k not in second),
         tuple(_name(q) for k, q in second.items() if k not in first),
-        (NOT_PAIRED,),
+        (*lost("before", before), *lost("after", after), *filter(None, loads), NOT_PAIRED),
     )
+
+
+def lost(side: str, run: Run) -> list[str]:
+    """What could not be read on a side, a sentence per file: figures are of the rest."""
+    told = {path: p.text for path, p in reversed(run.problems) if p.lost != 0}
+    named = [f"{side}: {path}: {text}" for path, text in reversed(told.items())]
+    return [*named[:3], *([f"{side}: {len(named) - 3} more files lost rows"] if len(named) > 3 else [])]
 
 
 def outcomes_of(
@@ -105,15 +114,15 @@ def outcomes_of(
     Raises:
         UsageError: the sides count other experts or layers.
     """
-    unlike = _unlike(before, after)
+    why = _unlike(before, after)
     if before.kind == "series":
         return unpaired_outcomes(
             np.concatenate(before.parts), np.concatenate(after.parts), margin=margin, seed=seed,
-            suffix=f"_{before.name}_s", missing=unlike,
+            suffix=f"_{before.name}_s", missing=why,
         )  # fmt: skip
-    if unlike:
+    if why:
         raise UsageError(
-            f"before and after count other things: {unlike}", where="expert counts",
+            f"before and after count other things: {why}", where="expert counts",
             hint="compare runs of the same model; layers without counts on one side must go",
         )  # fmt: skip
     if before.kind == "load":
@@ -147,9 +156,36 @@ def _unlike(a: Quantity, b: Quantity) -> str:
     return ", ".join(told)
 
 
+def _thinned_note(a: Quantity, b: Quantity) -> str:
+    x, y = (sum(float(p.sum()) for p in q.parts) for q in (a, b))
+    if max(x, y) <= EQUAL * min(x, y):
+        return ""
+    more, fewer = ("after", "before") if y > x else ("before", "after")
+    of = f" ({a.subject})" if a.subject else ""
+    return (
+        f"expert counts{of}: {more} has {max(x, y) / min(x, y):.3g} times the tokens and was thinned to as "
+        f"many as {fewer} has, because fewer tokens look less even, whatever the routing"
+    )
+
+
+def _thinned(sides: list[NDArray[np.float64]], rng: np.random.Generator) -> list[NDArray[np.float64]]:
+    """Both sides with equally many tokens: each of the larger one's is kept with the same chance.
+
+    Deviation, Gini and maximum of counts grow with their sampling noise, and so as tokens get fewer.
+    """
+    total = [float(s.sum()) for s in sides]
+    keep = min(total) / max(total)
+    out = []
+    for side, tokens in zip(sides, total, strict=True):
+        whole = np.rint(side)
+        larger = tokens > min(total) and np.array_equal(whole, side)  # shares are no counts
+        out.append(rng.binomial(whole.astype(np.int64), keep).astype(float) if larger else side)
+    return out
+
+
 def _load_outcomes(a: Quantity, b: Quantity, margin: Margin | None, seed: int) -> list[Outcome]:
-    sides = [np.concatenate(q.parts) for q in (a, b)]
     rng = np.random.default_rng(seed)
+    sides = _thinned([np.concatenate(q.parts) for q in (a, b)], rng)
     counts = [len(s) for s in sides]
     picks = [rng.multinomial(n, np.full(n, 1 / n), size=RESAMPLES).astype(float) for n in counts]
     units = min(counts)

@@ -169,3 +169,52 @@ def test_two_precisions_are_the_arms_of_a_trial(model, ids):
     assert not math.isnan(loss.ratio.value)
     live.restore()
     assert next_token_loss(model(input_ids=ids).logits, ids) == pytest.approx(loss.before.value, abs=1e-5)
+
+
+@pytest.mark.parametrize("scale", ["row", "tensor", "none"])
+@pytest.mark.parametrize("odd", [math.inf, -math.inf, math.nan])
+def test_one_value_that_is_no_number_spoils_no_other(scale, odd):
+    x = torch.tensor([[1.0, 2.0, odd], [1.0, 2.0, 3.0]])
+    found = rounded(x, "fp8", scale)
+    sound = found.values[:, :2]
+    assert float((sound - x[:, :2]).abs().max()) <= 2 * E4M3_ROUNDING
+    assert found.relative_l2 < 0.06
+    assert found.saturated == int(math.isinf(odd))
+    assert bool(found.values[0, 2].isnan()) == math.isnan(odd)
+
+
+def test_the_norms_of_tiny_and_of_huge_values():
+    for x in (torch.tensor([[3e38, 1e38, 2e38]]), torch.tensor([[1.1e-30, 3.3e-30, 7e-30]])):
+        assert 0 < rounded(x, "fp8", "row").relative_l2 < 0.06
+
+
+def test_a_model_with_weights_that_are_no_numbers_is_refused():
+    model = tiny("qwen3_moe")
+    name, weight = next((n, p) for n, p in model.named_parameters() if n.endswith("q_proj.weight"))
+    weight.data[0, 0] = math.inf
+    for make in (lambda: PrecisionSwitch(model, Policy()), lambda: precision_report(model, Policy(), torch.zeros(1, 8).long())):
+        with pytest.raises(UsageError, match=name):
+            make()
+
+
+@pytest.mark.parametrize("pattern", ["nosuch*", "*norm*", "*embed*"])
+def test_a_fallback_that_fits_no_rounded_matrix_is_refused(pattern):
+    model, policy = tiny("qwen3_moe"), Policy("fp8", ((pattern, "bf16"),))
+    for make in (lambda: PrecisionSwitch(model, policy), lambda: PrecisionSwitch(model, Policy(), policy),
+                 lambda: precision_report(model, policy, torch.zeros(1, 8).long())):  # fmt: skip
+        with pytest.raises(UsageError, match="no matrix that is rounded fits"):
+            make()
+
+
+def test_both_arms_follow_their_own_policy():
+    model = tiny("qwen3_moe")
+    own = {n: p.data.clone() for n, p in model.named_parameters()}
+    a, b = Policy("fp16", (("*q_proj*", "keep"),)), Policy("keep", (("*q_proj*", "bf16"), ("*k_proj*", "fp8")))
+    switch = PrecisionSwitch(model, b, a)
+    for setting, policy in (("A", a), ("B", b)):
+        switch.switch(setting)
+        for name, p in model.named_parameters():
+            form = policy.format_of(name) if p.dim() >= 2 else "keep"
+            assert torch.equal(p.data, rounded(own[name], form, policy.scale).values), (setting, name)
+    switch.restore()
+    assert all(torch.equal(p.data, own[n]) for n, p in model.named_parameters())

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from moexray.core.errors import UsageError
 from moexray.verify.ab import Interval, Margin, judge, outcome, paired_means, paired_outcomes, quantile, stats
 from moexray.verify.ab.stats import needed, shortfall, t_quantile, unpaired_outcomes
 
@@ -152,3 +153,28 @@ def test_values_that_are_not_numbers_do_not_count():
     values = np.r_[np.full(100, 0.05), np.nan]
     [p50] = unpaired_outcomes(values, values, figures=("p50",))
     assert (p50.n_before, p50.before.value) == (100, 0.05)
+
+
+def test_the_longest_of_a_block_does_not_grow_with_the_length_of_the_run():
+    false = 0
+    for seed in range(10):
+        rng = np.random.default_rng(seed)
+        sides = (rng.normal(20, 1, n) for n in (500, 10_000))
+        found = _by_name(unpaired_outcomes(*sides, figures=("mean_max", "max"), seed=seed))
+        false += found["mean_max_s"].verdict in ("better", "worse")
+        assert found["max_s"].after.value > found["mean_max_s"].after.value
+    assert false <= 2  # nominally 5 %
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("better", ["lower", "higher"])
+@pytest.mark.parametrize("margin", [None, 0.005])
+def test_what_is_no_number_gets_no_verdict(value, better, margin):
+    for difference in (Interval(value, value, value), Interval(1.0, value, 2.0), Interval(1.0, 0.5, value)):
+        assert judge(difference, margin, better)[0] == "cannot tell"
+
+
+@pytest.mark.parametrize("size", [-1.0, math.nan, math.inf])
+def test_a_margin_is_a_number_from_0(size):
+    with pytest.raises(UsageError, match="is none"):
+        Margin(size)

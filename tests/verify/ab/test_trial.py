@@ -229,3 +229,58 @@ def test_a_margin_as_a_share_reaches_the_outcomes():
     [p50, *_] = result(run_trial(system.switch, system.sample, plan)).outcomes
     assert p50.margin == pytest.approx(0.05 * p50.before.value)
     assert p50.verdict == "no change"
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_switch_that_fails_halfway_is_left_for_a(seed, error):
+    switches = []
+
+    def switch(setting):
+        switches.append(setting)
+        if setting == "B":
+            raise error("half of the setting is in force")
+
+    with pytest.raises(error, match="half"):
+        run_trial(switch, System().sample, _plan(seed=seed))
+    assert switches[-1] == "A"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        lambda p: None,
+        lambda p: Turn(p, 0.0, np.zeros(2), np.array([0.1, np.nan])),
+        lambda p: Turn(p, 0.0, np.zeros(2), np.array([0.1, np.inf])),
+        lambda p: Turn(p, 0.0, np.zeros(2), np.array([0.1, -0.1])),  # a clock that was set back
+        lambda p: Turn(p, 0.0, np.array([0.0, np.nan]), np.ones(2)),
+        lambda p: Turn(p, 0.0, np.zeros(3), np.ones(2)),
+        lambda p: Turn(p, 0.0, np.zeros(2), np.ones(2), cpu_s=np.ones(3)),
+    ],
+)
+def test_what_is_no_turn_ends_the_trial_in_a(given):
+    system = System()
+    with pytest.raises(UsageError, match=r"no Turn|latencies of a turn"):
+        run_trial(system.switch, given, _plan())
+    assert system.setting == "A"
+
+
+def test_a_figure_of_zero_has_no_ratio_and_no_say():
+    zero = lambda p: Turn(p, 0.0, np.zeros(40), np.zeros(40))  # noqa: E731
+    trial = run_trial(lambda _: None, zero, _plan(margin=Margin(0.05, is_share=True)))
+    assert document(trial, result(trial))["verdict"] == "cannot tell"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"quads": 0}, {"control_every": -1}, {"alpha": 0}, {"alpha": 1}, {"figures": ()}, {"figures": ("p100",)},
+     {"figures": ("p0",)}, {"figures": ("p50", "ttft")}],
+)  # fmt: skip
+def test_a_plan_that_is_none(changes):
+    with pytest.raises(UsageError):
+        _plan(**changes)
+
+
+def test_a_turn_without_steps_is_refused():
+    with pytest.raises(UsageError, match="measures nothing"):
+        steps(lambda: None, 0)

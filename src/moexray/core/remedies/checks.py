@@ -99,8 +99,8 @@ CHECKS: tuple[Check, ...] = (
         ("jit-leave-out", "window-repeat"),
     ),
     Check(
-        "The gaps of two runs, one a line: moexray compare BEFORE AFTER has P99 and the longest with "
-        "intervals.",
+        "The gaps of two runs, each a CSV of step,itl_ms: moexray compare BEFORE AFTER has P99 and the "
+        "longest with intervals.",
         ("metric-pool-gaps",),
     ),
     Check(

@@ -42,7 +42,7 @@ EXIT = {"no change": 0, "better": 0, "worse": 1, "cannot tell": 2}
 @click.option("--switch-a", metavar="COMMAND", help="Puts the server of --url into the present setting.")
 @click.option("--switch-b", metavar="COMMAND", help="Puts it into the new one.")
 @click.option("--rollback", metavar="COMMAND",
-              help="Run once where B is worse; --switch-a where not given.")
+              help="Run once where B is worse; --switch-a where not given, nothing with --a and --b.")
 @click.option("--figure", type=click.Choice(["ttft", "e2e", "itl"]), default="ttft", show_default=True,
               help="Latency to compare: first token, whole answer, between tokens.")
 @click.option("--margin", default="5ms", show_default=True, metavar="TIME|SHARE",
@@ -87,6 +87,9 @@ def command(form: str, save: Path | None, **options: Any) -> None:
         check_new(save, force=options["force"])
         trial = _trial(options)
         d = {**document(trial, result(trial)), "what": _what(options)}
+        if d["rollback"] and options["url_b"] and not options["rollback"]:
+            d["rollback"] = None  # two servers have no switch to put back
+            d["notes"].append("nothing was rolled back: with two servers only --rollback COMMAND can do that")
         if save:
             save.write_text(json_text(d) + "\n", encoding="utf-8")
     if form == "json":

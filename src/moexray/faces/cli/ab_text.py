@@ -126,7 +126,7 @@ def check_text(d: Mapping[str, Any]) -> str:
     last = f"{counted(broken, 'line')} of {len(lines)} broken" if broken else "no line is broken"
     if d["undecided"]:
         last += f", {len(d['undecided'])} undecided: beyond the limit, but within the scatter of the data"
-    return "\n".join([*out, last])
+    return "\n".join([*out, last, *(f"note: {n}" for n in d["notes"])])
 
 
 def _told(x: Mapping[str, Any]) -> str:

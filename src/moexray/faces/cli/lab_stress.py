@@ -217,5 +217,5 @@ def _text(d: dict[str, Any]) -> str:
         f"  in use {sizes['used_bytes']}, reserved {sizes['reserved_bytes']}, stuck {sizes['stuck_bytes']}",
         f"  {failed}",
         f"  host memory: {d['host']['verdict']}: {d['host']['reason']}",
-        f"next: moexray memory{' or' if d['arena'] else ', diagnose or whatif memory'} of {d['file']}",
+        f"next: moexray memory{'' if d['arena'] else ', diagnose or whatif memory'} of {d['file']}",
     ))  # fmt: skip

@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from moexray.core.errors import UsageError
+
 if TYPE_CHECKING:
     from moexray.verify.ab.stats import Draws
 
@@ -41,10 +43,17 @@ class Margin:
     Args:
         size: In the unit of the figure, or a share of the value before.
         is_share: Which of the two; 0.05 is 5 %.
+
+    Raises:
+        UsageError: it is negative or no number.
     """
 
     size: float
     is_share: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.size < math.inf:
+            raise UsageError(f"a margin of {self.size} is none", hint="0 or more, in s or as a share")
 
     def of(self, before: float) -> float:
         """The margin in the unit of the figure."""
@@ -145,10 +154,10 @@ def judge(
     half of 1 - level: one interval serves both questions, and says "no change" a little too seldom.
     """
     low, high = difference.low, difference.high
+    if not all(math.isfinite(x) for x in (difference.value, low, high) if x is not None):
+        return "cannot tell", "a value on one side is unknown"
     if low is None or high is None:
         return "cannot tell", "one value on each side, and nothing says how far such values scatter"
-    if math.isnan(low) or math.isnan(high):
-        return "cannot tell", "a value on one side is unknown"
     if margin is not None and -margin < low and high < margin:
         return "no change", "the whole interval lies within the margin"
     if low <= 0 <= high:

@@ -66,10 +66,10 @@ class Rounded:
     """A tensor after rounding.
 
     Args:
-        values: In the format it came in.
+        values: In the format it came in; what is no number stays none.
         max_relative: Largest error of a value in the normal range that did not saturate, over the value.
-        relative_l2: Norm of all errors over the norm of the values.
-        saturated: Values beyond the largest of the format; they were set to it.
+        relative_l2: Norm of the errors of finite values over the norm of these.
+        saturated: Values beyond the largest of the format, infinities among them; they were set to it.
         subnormal: Values below the smallest normal one, 0 aside: their relative error has no bound.
         count: Values.
     """
@@ -159,11 +159,12 @@ def rounded(values: Any, form: Format, scale: str = "tensor") -> Rounded:
     normal = (size >= SMALLEST_NORMAL[form]) & ~over
     relative = (error[normal] / size[normal]).max() if bool(normal.any()) else torch.zeros(())
     back = short * factor
-    norm = float(wide.norm())
+    finite = wide.isfinite()
+    off, norm = (float(torch.linalg.vector_norm(x[finite], dtype=torch.float64)) for x in (back - wide, wide))
     return Rounded(
         values=back.to(values.dtype),
         max_relative=float(relative),
-        relative_l2=float((back - wide).norm()) / norm if norm else 0.0,
+        relative_l2=off / norm if norm else 0.0,
         saturated=int(over.sum()),
         subnormal=int(((size > 0) & (size < SMALLEST_NORMAL[form])).sum()),
         count=wide.numel(),
@@ -175,7 +176,9 @@ def _scale(wide: Any, scale: str) -> Any:
 
     if scale == "none":
         return torch.ones(())
-    top = wide.abs().amax(dim=-1, keepdim=True) if scale == "row" else wide.abs().max()
+    size = wide.abs()
+    size = torch.where(size.isfinite(), size, 0.0)  # one infinity must not be the scale of its row
+    top = size.amax(dim=-1, keepdim=True) if scale == "row" else size.max()
     return torch.where(top > 0, top / E4M3_LARGEST, torch.ones_like(top))
 
 
@@ -185,8 +188,31 @@ def _matrices(model: Any, policy: Policy) -> Iterator[tuple[str, Any, Any, Forma
         for name, parameter in module.named_parameters(recurse=False):
             full = f"{prefix}.{name}" if prefix else name
             form = policy.format_of(full)
-            if parameter.dim() >= 2 and parameter.is_floating_point() and form != "keep":
+            if _is_matrix(parameter) and form != "keep":
+                if not bool(parameter.isfinite().all()):
+                    raise UsageError(f"{full} holds what is no finite number", hint="check the weights")
                 yield prefix, module, parameter, form
+
+
+def _is_matrix(parameter: Any) -> bool:
+    return bool(parameter.dim() >= 2 and parameter.is_floating_point() and parameter.numel() > 0)
+
+
+def _check_patterns(model: Any, policy: Policy) -> None:
+    """A fallback that names no matrix would pass for one that was tried.
+
+    Raises:
+        UsageError: a pattern fits no matrix that is not kept anyway.
+    """
+    names = [
+        n for n, p in model.named_parameters(remove_duplicate=False)
+        if _is_matrix(p) and not any(fnmatchcase(n, kept) for kept in policy.kept)
+    ]  # fmt: skip
+    for pattern, _ in policy.fallback:
+        if not any(fnmatchcase(n, pattern) for n in names):
+            some = ", ".join(names[:: max(1, len(names) // 4)][:4])
+            raise UsageError(f"no matrix that is rounded fits the fallback {pattern}",
+                             hint=f"patterns of names as of a shell; names are {some}, ...")  # fmt: skip
 
 
 class PrecisionSwitch:
@@ -200,17 +226,23 @@ class PrecisionSwitch:
         base: Of setting A; the weights as they are where None.
 
     Raises:
-        UsageError: the policy rounds nothing.
+        UsageError: the policies round nothing, a pattern fits nothing, or a weight is no number.
     """
 
     def __init__(self, model: Any, policy: Policy, base: Policy | None = None) -> None:
         self._own: list[tuple[Any, Any]] = []
         self._sets: dict[str, list[Any]] = {"A": [], "B": []}
-        for _, _, parameter, form in _matrices(model, policy):
+        arms = {"A": base or Policy("keep"), "B": policy}
+        found: dict[str, dict[int, tuple[Any, Format]]] = {}
+        for arm, of in arms.items():
+            _check_patterns(model, of)
+            found[arm] = {id(p): (p, form) for _, _, p, form in _matrices(model, of)}
+        for key, (parameter, _) in {**found["A"], **found["B"]}.items():
             own = parameter.data
             self._own.append((parameter, own))
-            self._sets["A"].append(own if base is None else rounded(own, base.default, base.scale).values)
-            self._sets["B"].append(rounded(own, form, policy.scale).values)
+            for arm, of in arms.items():
+                form = found[arm][key][1] if key in found[arm] else "keep"
+                self._sets[arm].append(rounded(own, form, of.scale).values)
         if not self._own:
             raise UsageError("the policy rounds no matrix of this model", hint="look at its patterns")
 
@@ -237,10 +269,12 @@ def precision_report(
         margin: Change of the loss that does not matter.
 
     Raises:
-        UsageError: the policy rounds nothing, or there are fewer than two tokens a row.
+        UsageError: the policy rounds nothing, a pattern fits nothing, a weight is no number, or there are
+            fewer than two tokens a row.
     """
     import torch
 
+    _check_patterns(model, policy)
     was_training = model.training
     model.eval()
     layers: dict[str, list[Rounded]] = {}

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
+from moexray.core.errors import UsageError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -71,6 +73,10 @@ class Turn:
         marks: What else happened meanwhile.
         errors: Requests that failed.
         gauges: Further numbers of this turn (largest_free_bytes, ...), to be compared as means over turns.
+
+    Raises:
+        UsageError: lengths differ, or a latency is negative or not finite: a request without an end is one
+            of `errors`.
     """
 
     place: Place
@@ -81,6 +87,17 @@ class Turn:
     marks: tuple[Mark, ...] = ()
     errors: int = 0
     gauges: tuple[tuple[str, float], ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = len(self.at_s), len(self.value_s), len(self.cpu_s) or len(self.value_s)
+        sound = np.isfinite(self.value_s).all() and np.isfinite(self.at_s).all() and (self.value_s >= 0).all()
+        if len(set(lengths)) > 1 or not sound:
+            raise UsageError(
+                "the latencies of a turn are not one finite number >= 0 per time",
+                where=f"quad {self.place.quad}, arm {self.place.arm}",
+                hint="leave requests without an end out and count them in errors; take both times from one "
+                "monotonic clock",
+            )
 
     def clean(self) -> NDArray[np.bool_]:
         """[n] whether none of the windows of 100 ms that a value lasted through holds a mark."""

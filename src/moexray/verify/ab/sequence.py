@@ -15,6 +15,7 @@ sequences" (inversion to an interval).
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
     from moexray.verify.ab.outcome import Margin, Verdict
     from moexray.verify.ab.schedule import Turn
 
-__all__ = ["Decision", "Shift", "Watch", "figure_of"]
+__all__ = ["Decision", "Shift", "Watch", "figure_of", "is_figure"]
 
 CLIP = 3.0  # scales; a spike counts as three typical differences
 GRID = 0.0125 * 2.0 ** np.arange(8)  # l in 1 / scales: effects from 1/80 of a typical difference on
@@ -180,8 +181,9 @@ class Watch:
         """Takes the four turns of one more quad, and says what is established now."""
         for name, shift in self._shifts.items():
             sides = [[figure_of(name, s) for s in quad if s.place.arm == arm] for arm in "AB"]
-            a, b = (np.log(side) if name in self._in_logs else np.array(side) for side in sides)
-            difference = float(b.sum() / len(b) - a.sum() / len(a))
+            with np.errstate(divide="ignore", invalid="ignore"):  # a figure of 0 has no ratio
+                a, b = (np.log(side) if name in self._in_logs else np.array(side) for side in sides)
+                difference = float(b.sum() / len(b) - a.sum() / len(a))
             if math.isfinite(difference):
                 shift.add(difference)
         return self._verdict()[0]
@@ -210,6 +212,12 @@ class Watch:
             return found
         ends = [None if x is None else math.expm1(x) for x in (found.low, found.high)]
         return Interval(math.expm1(found.value), *ends)
+
+
+def is_figure(name: str) -> bool:
+    """Whether `figure_of` knows it."""
+    found = re.fullmatch(r"p(\d{1,2}(?:\.\d{1,4})?)", name)
+    return name in ("errors", "max", "mean") or (found is not None and float(found[1]) > 0)
 
 
 def figure_of(name: str, turn: Turn) -> float:

@@ -148,11 +148,13 @@ def unpaired_outcomes(
     """Latencies of two runs that nothing pairs: each is cut into blocks, in the order of time.
 
     Blocks keep what neighbours have in common (a stall hits several); what changed between the two runs
-    beside the thing under test cannot be told from it. Arguments as those of `paired_outcomes`.
+    beside the thing under test cannot be told from it. The longest of a block grows with its length, so both
+    sides take it over equally many values of each block. Arguments as those of `paired_outcomes`.
     """  # fmt: skip
     sides = [blocks(before), blocks(after)]
     picks = (_picks(len(sides[0]), seed), _picks(len(sides[1]), seed + 1))
-    drawn = _draws(sides[0], sides[1], figures, picks, LEVEL, pairs=0)
+    common = min((len(b) for side in sides for b in side), default=0)
+    drawn = _draws(sides[0], sides[1], figures, picks, LEVEL, pairs=0, common=common)
     few = min(map(len, sides))
     return [
         outcome(name + suffix, d, margin=margin,
@@ -232,8 +234,9 @@ def _q(figure: str) -> float:
 def _draws(
     first: list[NDArray[np.float64]], second: list[NDArray[np.float64]], figures: Sequence[str],
     picks: tuple[NDArray[np.float64], NDArray[np.float64]], level: float, *, pairs: int,
+    common: int | None = None,
 ) -> list[Draws]:  # fmt: skip
-    a, b = (_figures(side, figures, p) for side, p in zip((first, second), picks, strict=True))
+    a, b = (_figures(side, figures, p, common) for side, p in zip((first, second), picks, strict=True))
     sizes = [sum(map(len, side)) for side in (first, second)]
     units = min(len(first), len(second))
     return [
@@ -243,9 +246,9 @@ def _draws(
 
 
 def _figures(
-    parts: list[NDArray[np.float64]], figures: Sequence[str], picks: NDArray[np.float64]
+    parts: list[NDArray[np.float64]], figures: Sequence[str], picks: NDArray[np.float64], common: int | None
 ) -> list[tuple[float, NDArray[np.float64]]]:
-    """Each figure of an arm and of its resamples."""
+    """Each figure of an arm and of its resamples; `mean_max` of the first `common` values of each part."""
     if not parts:
         return [(math.nan, np.zeros(0)) for _ in figures]
     if len(parts) < 2:
@@ -261,13 +264,13 @@ def _figures(
     tops = flat[order][top]
     wanted = [_q(f) for f in figures if not f.endswith("max")]
     drawn = _quantile_draws(held, tops, wanted, picks)
-    peaks = np.array([p.max() for p in parts])
+    peaks = np.array([p[:common].max() for p in parts])
     out = []
     for name in figures:
         if name == "mean_max":
             out.append((float(peaks.mean()), picks @ peaks / len(parts)))
         elif name == "max":
-            out.append((float(peaks.max()), np.zeros(0)))
+            out.append((float(flat.max()), np.zeros(0)))
         else:
             out.append((quantile(flat, _q(name)), drawn[wanted.index(_q(name))]))
     return out

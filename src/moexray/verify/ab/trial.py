@@ -19,7 +19,7 @@ from moexray.core.limits.ab import AbLimits
 from moexray.verify.ab.machine import PROC, moment, noise, refusal
 from moexray.verify.ab.outcome import Margin
 from moexray.verify.ab.schedule import Mark, Turn, places
-from moexray.verify.ab.sequence import Decision, Watch
+from moexray.verify.ab.sequence import Decision, Watch, is_figure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -51,6 +51,9 @@ class Plan:
         noisy: What a noisy machine means for wall-clock latencies: "refuse" does not begin, "mark" measures
             and gives no verdict on them.
         limits: When a machine is noisy.
+
+    Raises:
+        UsageError: no quad, no figure or an unknown one, or a chance outside 0..1.
     """
 
     quads: int = 60
@@ -62,6 +65,16 @@ class Plan:
     seed: int = 0
     noisy: Literal["refuse", "mark"] = "refuse"
     limits: AbLimits = field(default_factory=AbLimits)
+
+    def __post_init__(self) -> None:
+        if self.quads < 1 or self.control_every < 0 or not 0 < self.alpha < 1:
+            told = f"quads {self.quads}, control_every {self.control_every}, alpha {self.alpha}"
+            hint = "quads 1 or more, control_every 0 or more, alpha between 0 and 1"
+            raise UsageError(f"a plan of {told} is none", hint=hint)
+        bad = [f for f in self.figures if not is_figure(f)]
+        if bad or not self.figures:
+            raise UsageError(f"a turn has no figure {', '.join(bad) or 'to watch'}",
+                             hint="p50, p99, p99.9, ...; max, mean, errors")  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +146,7 @@ def run_trial(
         cores: Cores of the machine; as the system says where None.
 
     Raises:
-        UsageError: the machine is too noisy and the plan says to refuse.
+        UsageError: the machine is too noisy and the plan says to refuse; `sample` gave no turn.
     """  # fmt: skip
     first = _quiet(plan, proc, cores)
     once = _Once(rollback or (lambda _: switch("A")))
@@ -145,9 +158,9 @@ def run_trial(
             done: list[Turn] = []
             for place in quad:
                 if place.setting != setting:
+                    setting = place.setting  # before the switch: one that fails halfway is left, too
                     switch(place.setting)
-                    setting = place.setting
-                done.append(sample(place))
+                done.append(_turn(sample(place)))
                 if watch:
                     watch(done[-1])
             turns += done
@@ -187,7 +200,12 @@ def steps(
         warm: Steps after a switch that are not counted.
         marks: What else happened since it was last asked, on time.perf_counter().
         gauges: Further numbers at the end of a turn.
+
+    Raises:
+        UsageError: a turn has no step.
     """  # fmt: skip
+    if count < 1:
+        raise UsageError(f"a turn of {count} steps measures nothing", hint="100 or more for a P99")
 
     def sample(place: Place) -> Turn:
         for _ in range(warm):
@@ -203,6 +221,13 @@ def steps(
         return Turn(place, start, at, at - wall, cpu, tuple(marks()), gauges=tuple(gauges()))
 
     return sample
+
+
+def _turn(given: object) -> Turn:
+    if not isinstance(given, Turn):
+        what = f"sample gave {type(given).__name__} and no Turn"
+        raise UsageError(what, hint="return a Turn, or use steps(...)")
+    return given
 
 
 def _quiet(plan: Plan, proc: Path, cores: int | None) -> Moment:
