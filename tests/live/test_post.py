@@ -97,6 +97,7 @@ def test_only_a_list_of_alerts_says_that_one_fires(raw, reply, fires):
     state = AlertState(raw(reply).url)
     state.active = True
     state.update()
+    assert state.answered(20)
     assert state() is fires
 
 

@@ -1,10 +1,14 @@
-"""Whether an alert fires now, asked of Alertmanager: while one does, every step's trace is worth keeping."""
+"""Whether an alert fires now, asked of Alertmanager: while one does, every step's trace is worth keeping.
+
+It is asked by a thread of its own: an answer that takes its time must not hold up the reading of rings.
+"""
 
 from __future__ import annotations
 
 import http.client
 import json
 import logging
+import threading
 import urllib.parse
 import urllib.request
 
@@ -36,18 +40,35 @@ class AlertState:
                   ("filter", 'alertname=~"Moex.*"'), ("filter", 'alertname!~"MoexTelemetry.*"')]  # fmt: skip
         self._url = f"{url.rstrip('/')}/api/v2/alerts?{urllib.parse.urlencode(wanted)}"
         self.active = False
+        self._asking: threading.Thread | None = None
 
     def __call__(self) -> bool:
         """Whether one fired when last asked."""
         return self.active
 
     def update(self) -> None:
-        """Asks; an Alertmanager that does not answer counts as quiet."""
+        """Begins to ask; while an Alertmanager does not answer it counts as quiet."""
+        if self._asking is not None and self._asking.is_alive():
+            self._quiet("it is still awaited")
+            return
+        self._asking = threading.Thread(target=self._ask, daemon=True)
+        self._asking.start()
+
+    def answered(self, wait_s: float) -> bool:
+        """Waits for the answer to the last question."""
+        if self._asking is not None:
+            self._asking.join(wait_s)
+        return self._asking is not None and not self._asking.is_alive()
+
+    def _ask(self) -> None:
         try:
             with urllib.request.urlopen(self._url, timeout=2) as answer:  # noqa: S310
                 told = json.loads(answer.read(MAX_REPLY))
             self.active = isinstance(told, list) and bool(told)
         except (OSError, ValueError, http.client.HTTPException, RecursionError) as why:
-            if self.active:
-                _log.warning("Alertmanager does not answer (%s)", why)
-            self.active = False
+            self._quiet(str(why))
+
+    def _quiet(self, why: str) -> None:
+        if self.active:
+            _log.warning("Alertmanager does not answer (%s)", why)
+        self.active = False

@@ -106,7 +106,7 @@ class Allocations:
         try:
             profile.stop()  # first: else it would stay on for the life of the process
             name = f"cpu_memory_{self._name}-{self._steps - WARM}.json"
-            self._keep("traces", name, profile.export_chrome_trace, MOST_BYTES)
+            self._on = self._keep("traces", name, profile.export_chrome_trace, MOST_BYTES) and self._on
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             _say(why)
 
@@ -152,8 +152,8 @@ class Allocations:
         atexit.unregister(self._dump)
         torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001
 
-    def _keep(self, folder: str, name: str, write: Callable[[str], object], most: float = math.inf) -> None:
-        """Has a file written under another name, then gives it its own; told where that fails."""
+    def _keep(self, folder: str, name: str, write: Callable[[str], object], most: float = math.inf) -> bool:
+        """Has a file written under another name, then gives it its own; False, and told, where that fails."""
         hidden = self._folder / folder / f"{name}.new"
         try:
             hidden.parent.mkdir(parents=True, exist_ok=True)
@@ -162,11 +162,13 @@ class Allocations:
                 say_once(f"{name}: the profile of a step passes {most} bytes: left out", log=_log)
             else:
                 hidden.replace(hidden.with_suffix(""))
+                return True
         except Exception as why:  # noqa: BLE001 - the edge of a host engine: its disk may be full
             _say(why)
         finally:
             with contextlib.suppress(OSError):
                 hidden.unlink(missing_ok=True)
+        return False
 
 
 @cache
