@@ -1,6 +1,7 @@
 """`moexray precision`: a model of the lab rounded to FP8, and what cannot be read."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,41 @@ def test_what_cannot_be_read(args, told):
     found = _run(*args)
     assert found.exit_code == 2
     assert told in found.stderr
+
+
+def _cut(folder):
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100_000])
+
+
+def _other(folder):
+    document = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**document, "hidden_size": 96}))
+
+
+def _list(folder):
+    (folder / "config.json").write_text("[]")
+
+
+def _lacking(folder):
+    from safetensors.torch import load_file, save_file
+
+    weights = load_file(folder / "model.safetensors")
+    save_file({k: v for k, v in weights.items() if "layers.1.self_attn" not in k}, folder / "model.safetensors",
+              {"format": "pt"})  # fmt: skip
+
+
+@pytest.mark.skipif(not (MODEL / "config.json").exists(), reason="the lab's models are not here")
+@pytest.mark.parametrize(
+    ("damage", "told"),
+    [(_cut, "cannot be read"), (_other, "cannot be read"), (_list, "cannot be read"),
+     (_lacking, "the files lack 6 weights of the model, model.layers.1.self_attn")],
+)  # fmt: skip
+def test_a_damaged_model_is_told_and_never_measured(tmp_path, damage, told):
+    folder = tmp_path / "model"
+    shutil.copytree(MODEL, folder)
+    damage(folder)
+    found = _run(folder, "--text", TEXT, "--rows", 2, "--tokens", 16)
+    assert found.exit_code == 2
+    assert told in found.stderr
+    assert "moexray failed" not in found.stderr

@@ -87,17 +87,23 @@ def _load(folder: Path, options: dict[str, Any]) -> tuple[Any, Any]:
     except ImportError as why:
         raise UsageError(f"{why.name} is not installed", hint="pip install 'moexray[lab]'") from why
     transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
     if not folder.is_dir():
         raise UsageError(f"{folder} is no folder", hint="a folder with config.json and *.safetensors")
     known = {"local_files_only": True, "trust_remote_code": False}
     try:
         text = options["text_file"].read_text(encoding="utf-8", errors="replace")[:MOST_CHARACTERS]
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **known)
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, use_safetensors=True, **known)
-    except (OSError, ValueError, KeyError) as why:
-        what = str(why).splitlines()[0][:300]
+        model, told = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, use_safetensors=True, output_loading_info=True, **known
+        )
+    except Exception as why:  # a damaged folder raises whatever the code that met it raises
+        what = (str(why).splitlines() or [type(why).__name__])[0][:300]
         raise UsageError(f"the model or the text cannot be read ({what})", where=str(folder),
                          hint="a folder with config.json, tokenizer and *.safetensors") from why  # fmt: skip
+    if lacking := sorted(told["missing_keys"]):  # they would be random numbers
+        raise UsageError(f"the files lack {len(lacking)} weights of the model, {lacking[0]} among them",
+                         where=str(folder), hint="give all of its *.safetensors")  # fmt: skip
     ids = tokenizer(text, return_tensors="pt", truncation=False, verbose=False)["input_ids"][0]
     rows = min(options["rows"], len(ids) // options["tokens"])
     if rows < 1:
