@@ -4,7 +4,8 @@
 
 Each trace holds about 11,000 slices, 2 MB before compression. Prints one line per size: seconds for making
 the input (not counted), for the first diagnosis and for a second one that finds the summaries, the largest
-resident memory of any process, and whether the planted rank was named.
+resident memory of any process, and whether the planted rank was named. Exit 1 where it was not, or past a bar:
+15 minutes and 2 GiB for any size, and twice the smallest size's time a rank.
 """
 
 import json
@@ -19,11 +20,13 @@ from pathlib import Path
 from moexray.verify.incidents.fleet import Fleet, simulate, write
 
 STEPS = 120
+MOST_S, MOST_KIB, GROWTH = 900, 2 << 20, 2.0
 
 
 def main(sizes: list[int]) -> None:
     """Makes, diagnoses twice and prints each size."""
     print(f"{os.cpu_count()} cores, load {os.getloadavg()[0]:.1f}")
+    missed, a_rank = False, 0.0
     for ranks in sizes:
         fleet = Fleet(ranks, STEPS, ranks * 2 // 3, tuple(range(7, STEPS, 11)), seed=ranks)
         with tempfile.TemporaryDirectory() as folder:
@@ -41,6 +44,9 @@ def main(sizes: list[int]) -> None:
             f"again {again:.1f} s, peak {peak / 1024:.0f} MiB, {'named' if right else 'NOT NAMED'}",
             flush=True,
         )
+        a_rank = a_rank or first / ranks
+        missed |= not right or first > MOST_S or peak > MOST_KIB or first / ranks > GROWTH * a_rank
+    sys.exit(missed)
 
 
 def _diagnose(folder: str) -> tuple[float, dict, int]:
