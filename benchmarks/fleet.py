@@ -4,7 +4,7 @@
 
 Each trace holds about 11,000 slices, 2 MB before compression. Prints one line per size: seconds for making
 the input (not counted), for the first diagnosis and for a second one that finds the summaries, the largest
-resident memory of any process, and whether the planted rank was named. Exit 1 where it was not, or past a bar:
+resident memory of any process, and whether the planted rank was named. Exit 1 if it was not, or past a bar:
 15 minutes and 2 GiB for any size, and twice the smallest size's time a rank.
 """
 
