@@ -13,6 +13,7 @@ CHROMIUM = shutil.which("chromium")
 FLAGS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-sync", "--hide-scrollbars",
     "--disable-background-networking", "--disable-component-update", "--disable-quic", "--remote-debugging-pipe",
+    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",  # the browser's own look-ups stay here, too
 )  # fmt: skip
 
 
@@ -53,6 +54,8 @@ class Page:
         params = got.get("params", {})
         if got.get("method") == "Network.requestWillBeSent":
             self.requests.append(params["request"]["url"])
+        elif got.get("method") == "Network.webSocketCreated":
+            self.requests.append(params["url"])
         elif got.get("method") == "Runtime.exceptionThrown":
             self.errors.append(params["exceptionDetails"].get("exception", {}).get("description", "?"))
         elif got.get("method") == "Log.entryAdded" and params["entry"]["level"] == "error":
@@ -76,6 +79,13 @@ class Page:
         while not self.run(f"Boolean({condition})"):
             assert time.monotonic() < end, f"still not: {condition}"
             time.sleep(0.05)
+
+    def elsewhere(self, *own):
+        """What was asked for so far beyond addresses that begin so and beyond the page's own data; links that
+        prepare a connection count, too, which the browser does not tell as requests."""
+        self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 300)))")
+        links = self.run("[...document.querySelectorAll('link')].map((link) => link.href)")
+        return [url for url in (*self.requests, *links) if not url.startswith(("data:", *own))]
 
     def screenshot(self, path):
         path.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))

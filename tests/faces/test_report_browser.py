@@ -231,3 +231,61 @@ def test_a_hundredth_of_a_value_is_drawn_as_no_cliff(tmp_path):
         assert bottom <= low <= high < top
         drawn_high = (high - low) / (top - bottom)
         assert drawn_high > 0.6 if high - low > 0.5 * abs(high) else drawn_high < 0.1
+
+
+USE = """(() => {
+  document.querySelectorAll("details").forEach((one) => { one.open = true; });
+  document.querySelectorAll("button").forEach((one) => one.click());
+  document.querySelectorAll("[data-chart] canvas, .plot").forEach((one) => {
+    one.scrollIntoView();
+    for (const key of ["ArrowRight", "ArrowDown", "+", "0"]) one.dispatchEvent(new KeyboardEvent("keydown", { key, bubbles: true }));
+    for (const kind of ["mousemove", "dblclick"]) one.dispatchEvent(new MouseEvent(kind, { clientX: 300, clientY: 20, bubbles: true }));
+  });
+  dispatchEvent(new Event("beforeprint"));
+  dispatchEvent(new Event("afterprint"));
+  const click = () => new MouseEvent("click", { bubbles: true, cancelable: true });
+  document.querySelectorAll("a[href^='#']").forEach((one) => one.dispatchEvent(click()));
+})()"""
+
+
+def of_the_incident(file):
+    import moexray
+
+    moexray.diagnose(Path(__file__).resolve().parents[2] / "examples" / "incident").report(file)
+
+
+def of_the_sample(file):
+    file.write_text(render(json.loads(SAMPLE.read_text(encoding="utf-8"))), encoding="utf-8")
+
+
+def of_hostile_texts(file):
+    file.write_text(render(hostile_document()), encoding="utf-8")
+
+
+@pytest.mark.parametrize("make", [of_the_incident, of_the_sample, of_hostile_texts])
+def test_a_report_asks_for_nothing_but_its_file_however_it_is_used(tmp_path, make):
+    from browser import page
+
+    file = tmp_path / "report.html"
+    make(file)
+    with page(tmp_path / "profile") as tab:
+        for dark in (False, True):
+            tab.open(file.as_uri(), dark=dark)
+            tab.wait("document.documentElement.dataset.charts === 'drawn'")
+            tab.run(USE)
+            tab.call("Emulation.setEmulatedMedia", media="print")
+            assert tab.elsewhere(file.as_uri()) == []
+        assert file.as_uri() in tab.requests
+        assert tab.errors == []
+
+
+def test_a_page_that_asks_elsewhere_is_seen_to(tmp_path):
+    from browser import page
+
+    file = tmp_path / "page.html"
+    script = "fetch('http://b.invalid/').catch(() => 0); navigator.sendBeacon('http://c.invalid/', 'x'); new WebSocket('ws://d.invalid/')"
+    file.write_text(f'<link rel="preconnect" href="http://e.invalid/"><img src="http://a.invalid/"><script>{script}</script>')
+    with page(tmp_path / "profile") as tab:
+        tab.open(file.as_uri())
+        hosts = {url.split("/")[2][0] for url in tab.elsewhere(file.as_uri())}
+        assert hosts == set("abcde")

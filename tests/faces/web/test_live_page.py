@@ -199,6 +199,7 @@ def test_the_charts_are_drawn_in_both_schemes(tmp_path, dark):
         assert tab.run("document.querySelectorAll('.absent:not([hidden])').length") == 4
         colour = tab.run("getComputedStyle(document.body).backgroundColor")
         assert (sum(map(int, colour[4:-1].split(", "))) < 200) is dark
+        assert tab.elsewhere(f"{url}/") == []
         assert tab.errors == []
 
 
@@ -263,6 +264,24 @@ def test_a_finding_can_be_read_in_a_narrow_window(folder, tmp_path, width):
         assert tab.run(f"{claim}.right") <= width
         assert tab.run(f"{claim}.width") > 0.5 * width
         assert tab.run("document.documentElement.scrollWidth") <= width
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (apt-get install chromium)")
+def test_the_live_page_and_its_reports_ask_nobody_but_their_server(folder, tmp_path):
+    (folder / "step_latency.csv").write_text(latencies({300, 301, 450}))
+    with serving(folder) as url, page(tmp_path / "profile") as tab:
+        for dark in (False, True):
+            tab.open(url, dark=dark)
+            tab.wait("document.querySelector('#link').textContent === 'live'")
+            tab.wait("Number(document.documentElement.dataset.points) >= 2")
+            tab.wait("document.querySelector('#findings table').rows.length > 1")
+            assert tab.elsewhere(f"{url}/") == []
+            tab.run("document.querySelector('#findings tbody a').click()")
+            tab.wait("location.pathname.startsWith('/report/') && document.readyState === 'complete'")
+            tab.wait("document.documentElement.dataset.charts === 'drawn'")
+            assert tab.elsewhere(f"{url}/") == []
+        asked = {re.split("[/?]", r.removeprefix(url))[1] for r in tab.requests if r.startswith(url)}
+        assert {"", "events", "report"} <= asked
 
 
 @contextmanager
