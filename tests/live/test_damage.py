@@ -81,7 +81,7 @@ def test_a_damaged_ring_costs_the_sound_one_nothing(damage, seed):
         damage(data, rnd)
         (folder / other.path.name.replace("-", "-9", 1)).write_bytes(data)
         page = Page()
-        spans = StepSpans(TracerProvider().get_tracer("t"), page, Decider(Keep(ratio=1.0)))
+        spans = StepSpans(TracerProvider(shutdown_on_exit=False).get_tracer("t"), page, Decider(Keep(ratio=1.0)))
         engines = Engines(page, Drain(folder), Names(), trace=spans if rnd.random() < 0.5 else None)
         for _ in range(3):
             engines.update()

@@ -1,8 +1,10 @@
 """A forked child never waits for a thread that it does not have: every lock of the remedies is made anew."""
 
+import gc
 import os
 import signal
 import threading
+import time
 from contextlib import contextmanager
 
 import numpy as np
@@ -44,7 +46,11 @@ def held(lock):
 
 
 def in_child(action):
-    """Whether a forked child does it, and at once."""
+    """Whether a forked child does it, and at once.
+
+    What other tests left of OpenTelemetry goes before: its providers start threads in a child, inside `fork`.
+    """
+    gc.collect()
     pid = os.fork()
     if not pid:
         signal.alarm(20)
@@ -52,7 +58,12 @@ def in_child(action):
             os._exit(0 if action() else 1)
         finally:
             os._exit(2)
-    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    until = time.monotonic() + 60
+    while not (ended := os.waitpid(pid, os.WNOHANG))[0]:
+        if time.monotonic() > until:  # it hangs inside `fork`, before its alarm
+            os.kill(pid, signal.SIGKILL)
+        time.sleep(0.005)
+    return os.waitstatus_to_exitcode(ended[1]) == 0
 
 
 def test_a_guard_answers():
