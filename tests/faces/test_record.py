@@ -293,9 +293,14 @@ def test_what_killed_recorders_left_in_memory_goes_with_the_next_one(tmp_path):
     assert list((tmp_path / "rings").iterdir()) == []
 
 
+def _service():
+    os.close(0)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
+
+
 def test_a_signal_without_a_standard_input(tmp_path):
     """As under a service manager: there is no terminal to ask."""
-    process = start("-o", tmp_path / "run", "--", "sleep", "60", preexec_fn=lambda: os.close(0))
+    process = start("-o", tmp_path / "run", "--", "sleep", "60", preexec_fn=_service)
     until((tmp_path / "run" / "manifest.json").exists)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=60)
