@@ -7,6 +7,7 @@ import signal
 import threading
 import time
 from multiprocessing import active_children
+from multiprocessing.popen_spawn_posix import Popen
 
 import pytest
 from click.testing import CliRunner
@@ -66,6 +67,24 @@ def test_a_killed_process_costs_nothing(folder, tmp_path):
     killer.start()
     outcomes = list(on_processes(found, str(tmp_path), None, 2))
     killer.join()
+    assert killed
+    assert sorted(u.rank for u, _ in outcomes) == list(range(FLEET.ranks))
+    assert not [o for _, o in outcomes if isinstance(o, str)]
+
+
+def test_a_pool_that_breaks_while_it_starts_a_process_costs_nothing(folder, tmp_path, monkeypatch):
+    found = units((name, str(file)) for name, file in walk(folder)[0])
+    launch, killed = Popen._launch, []
+
+    def late(self, process):
+        if not killed and (others := active_children()):
+            killed.append(others[0].pid)
+            os.kill(others[0].pid, signal.SIGKILL)
+            time.sleep(1)  # the pool finds out, and closes what the new process is to inherit
+        launch(self, process)
+
+    monkeypatch.setattr(Popen, "_launch", late)
+    outcomes = list(on_processes(found, str(tmp_path), None, 2))
     assert killed
     assert sorted(u.rank for u, _ in outcomes) == list(range(FLEET.ranks))
     assert not [o for _, o in outcomes if isinstance(o, str)]

@@ -22,6 +22,7 @@ from moexray.readers.remote import find, is_url
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from moexray.core.limits import Limits
     from moexray.diagnose.engine import Diagnosis
@@ -88,7 +89,7 @@ def on_processes(
             try:
                 while todo or running:
                     while todo and len(running) < AHEAD * workers:
-                        running[pool.submit(_guarded, todo[-1], folder, limits, secrets)] = todo[-1]
+                        running[_submitted(pool, todo[-1], folder, limits, secrets)] = todo[-1]
                         todo.pop()  # not before: a pool that breaks here refuses it
                     ready, _ = wait(running, return_when=FIRST_COMPLETED)
                     for future in ready:
@@ -100,6 +101,16 @@ def on_processes(
                 for unit in running.values():
                     tries[unit] += 1
                 yield from _alone(list(running.values()), folder, limits, tries, secrets=secrets)
+
+
+def _submitted(pool: ProcessPoolExecutor, *of: Any) -> Future[Summary | str]:
+    """A unit handed over; a pool that breaks while it starts the process for it says so as ever."""
+    try:
+        return pool.submit(_guarded, *of)
+    except OSError as why:  # a pipe that the breaking pool has closed
+        if getattr(pool, "_broken", False):
+            raise BrokenProcessPool(str(why)) from why
+        raise
 
 
 def _end(pool: ProcessPoolExecutor) -> None:
@@ -118,7 +129,7 @@ def _alone(
             tries[unit] += 1
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
                 try:
-                    outcome = pool.submit(_guarded, unit, folder, limits, secrets).result()
+                    outcome = _submitted(pool, unit, folder, limits, secrets).result()
                 except BrokenProcessPool:
                     _end(pool)
                     continue
