@@ -4,7 +4,9 @@
 
 The lab's model (4 layers, 16 experts, top-2), eager, one thread. Each round runs every method once, in an
 order that turns, between two runs of "off"; a figure is the median over rounds of the difference to their
-mean, by thread CPU time. Then the write into the ring alone, for a step of 58 layers x 256 experts. Exit 1
+mean, by process CPU time (+-: the standard error of the ring's). A run is 16 forwards (prefill: 4) after
+some that are not measured, since a new ring of 16 MiB goes through the caches, and ends with `flush`: what is
+recorded later counts. Then the write into the ring alone, for a step of 58 layers x 256 experts. Exit 1
 past a bar: on a machine busy with other work CPU time is worth less. So look at "forward us" (2,800 for
 decode 1 on the machine of the bar, when quiet) and at the share of it that the ring takes.
 """
@@ -29,7 +31,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache
 
 from moexray.live.drain import RingReader
-from moexray.runtime.attach import attach
+from moexray.runtime.attach import Recording, attach
 from moexray.runtime.recorder import Ring, Site
 
 if TYPE_CHECKING:
@@ -130,31 +132,36 @@ def costs(model: Any, rows: int, new: int, rounds: int, folder: Path) -> dict[st
             model(prompt, cache=past, use_cache=True)
         cost: dict[str, list[float]] = {m.__name__: [] for m in METHODS}
         alone = []
-        few = 1 if new > 1 else 4
-        for turn in range(rounds + 3):
+        forward = (16 if new == 1 else 4, prompt, new, past)
+        for turn in range(rounds + 1):
+            before = _spent(off, model, folder, forward)
             for at in range(len(METHODS)):
                 method = METHODS[(at + turn) % len(METHODS)]
-                before = _spent(off, model, folder, (few, prompt, new, past))
-                took = _spent(method, model, folder, (few, prompt, new, past))
-                after = _spent(off, model, folder, (few, prompt, new, past))
-                if turn >= 3:
+                took = _spent(method, model, folder, forward)
+                after = _spent(off, model, folder, forward)
+                if turn:
                     cost[method.__name__].append(took - (before + after) / 2)
                     alone.append(before)
+                before = after
     layers = model.config.num_hidden_layers
     found = {"forward": statistics.median(alone)}
-    return found | {name: statistics.median(values) / layers for name, values in cost.items()}
+    found |= {name: statistics.median(values) / layers for name, values in cost.items()}
+    spread = statistics.stdev(cost[ring.__name__]) / layers
+    return found | {"standard_error": 1.25 * spread / rounds**0.5}  # of the ring's median
 
 
 def _spent(method: Any, model: Any, folder: Path, of: tuple[int, Any, int, Any]) -> float:
     """CPU microseconds of a forward."""
-    few, *forward = of
-    with method(model, folder):
-        for _ in range(few):
+    many, *forward = of
+    with method(model, folder) as recording:
+        for _ in range(max(many // 2, 2)):
             _forward(model, *forward)
-        began = time.thread_time_ns()
-        for _ in range(few):
+        began = time.process_time_ns()
+        for _ in range(many):
             _forward(model, *forward)
-        return (time.thread_time_ns() - began) / few / 1000
+        if isinstance(recording, Recording):
+            recording.flush()
+        return (time.process_time_ns() - began) / many / 1000
 
 
 def _forward(model: Any, prompt: Any, new: int, past: Any) -> None:
@@ -169,7 +176,7 @@ def write_us(folder: Path) -> float:
     """CPU microseconds per layer of a step's write: 58 layers, 8 ids of 256 experts, counting included."""
     sites = [Site(f"layers.{n}.gate", n, 256, 8) for n in range(58)]
     target = Ring(sites, {"engine": "bench"}, folder=folder)
-    ids = np.random.default_rng(0).integers(0, 256, (1, 8)).tolist()
+    ids = np.random.default_rng(0).integers(0, 256, (1, 8))
     rounds = []
     for step in range(200):
         calls = [(site, 1, 2, ids) for site in range(58)]
@@ -200,11 +207,12 @@ def main() -> None:
         print(json.dumps({"load": os.getloadavg()[0], "cases": table, "ring_write_us": written}))
     else:
         print(f"load {os.getloadavg()[0]:.1f}; CPU us per MoE layer beyond the forward without")
-        print("case         forward us " + "".join(f"{m.__name__:>10}" for m in METHODS) + "  ring's share")
+        names = "".join(f"{m.__name__:>10}" for m in METHODS)
+        print(f"case         forward us {names}  ring's share  +-")
         for case, row in table.items():
             cells = "".join(f"{row[m.__name__]:10.1f}" for m in METHODS)
             share = row["ring"] * model.config.num_hidden_layers / row["forward"]
-            print(f"{case:<12} {row['forward']:10.0f} {cells}  {share:11.1%}")
+            print(f"{case:<12} {row['forward']:10.0f} {cells}  {share:11.1%} {row['standard_error']:4.1f}")
         print(f"ring write {written:.2f} us (58 layers x 256 experts, 8 ids)")
     sys.exit(written > WRITE_US or any(row["ring"] > RECORDING_US for row in table.values()))
 

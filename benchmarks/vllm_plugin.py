@@ -32,14 +32,17 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=TOKENS)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    from moexray.live.drain import RingReader
+    from moexray.runtime.recorder import ring_folder
+
+    rings = tempfile.TemporaryDirectory(prefix="moexray-bench-", dir=ring_folder().parent)
     os.environ |= {
         "HF_HUB_OFFLINE": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         "OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "MOEXRAY_ATTACH": "1",
-        "MOEXRAY_RINGS": tempfile.mkdtemp(prefix="moexray-bench-"),
+        "MOEXRAY_RINGS": rings.name,
     }  # fmt: skip
     from vllm import LLM, SamplingParams
 
-    from moexray.live.drain import RingReader
     from moexray.runtime.engines import vllm as plugin
 
     llm = LLM(
@@ -53,7 +56,11 @@ def main() -> None:
     prompts = [{"prompt_token_ids": row} for row in rows]
 
     def arm(*, on: bool) -> float:
-        (recording.attach if on else recording.detach)()
+        if on:
+            recording.attach()
+        else:
+            recording.detach()
+            recording.ring.path.unlink(missing_ok=True)
         llm.generate(prompts, warm, use_tqdm=False)
         before = time.process_time()
         llm.generate(prompts, sampling, use_tqdm=False)
@@ -80,6 +87,7 @@ def main() -> None:
         print(json.dumps(found))
     else:
         print("  ".join(f"{name} {value:.4g}" for name, value in found.items()))
+    rings.cleanup()
     sys.exit(found["ratio"] > LIMIT or found["failures"] > 0)
 
 

@@ -33,18 +33,17 @@ def small(folder, slots=6, ids=0, sites=SITES, **more):
 
 def test_what_was_written_is_read_once(folder):
     ring = small(folder, ids=3)
-    ring.write(0, 7, 100, 200, 2, np.array([[1, 5], [1, 0]]), 9, 11)
-    ring.write(1, 7, 300, 400, 1, np.array([3, 2]))
+    ring.write(0, 7, 100, 200, 2, np.array([[1, 5], [1, 0]]))
+    ring.write_counts(1, 7, 300, 400, 1, np.array([0, 0, 1, 1, 0, 0, 0, 0]), 9, 11)
     ring.step(7, 50, 500, 2, own_ns=6)
     [(reader, batch)] = Drain(folder).poll()
     assert batch.records.tolist() == [
-        (0, 7, 100, 200, 9, 11, 1, 0, ROUTER, 2, 4),
-        (1, 7, 300, 400, 0, 0, 2, 1, ROUTER, 1, 2),
+        (0, 7, 100, 200, 0, 0, 1, 0, ROUTER, 2, 4),
+        (1, 7, 300, 400, 9, 11, 2, 1, ROUTER, 1, 2),
         (2, 7, 50, 500, 0, 0, -1, -1, STEP, 2, 0),
     ]
     assert batch.counts.tolist() == [[1, 2, 0, 0, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0], [0] * 8]
     assert batch.ids[0].tolist() == [1, 5, 1]  # as many as are kept
-    assert batch.ids[1, :2].tolist() == [3, 2]
     assert batch.dropped == reader.dropped == 0
     assert len(reader.read().records) == 0
     assert reader.totals().tolist() == [[1, 2, 0, 0, 0, 1, 0, 0], [0, 0, 1, 1, 0, 0, 0, 0]]
@@ -84,20 +83,35 @@ def test_ids_that_name_no_expert_are_not_counted(folder):
 
 @pytest.mark.parametrize("slots", [6, 7, 100])
 @pytest.mark.parametrize("sites", [[0, 1], [1], [1, 0], [0, 0, 1]])
-@pytest.mark.parametrize("lists", [False, True])
-def test_calls_held_back_to_the_end_of_a_step_leave_what_single_writes_leave(folder, slots, sites, lists):
+@pytest.mark.parametrize("width", [np.int64, np.int32, np.int16])
+def test_steps_that_are_held_leave_what_single_writes_and_a_naive_count_leave(folder, slots, sites, width):
     random = np.random.default_rng(3)
-    one, together = small(folder, slots, ids=3), small(folder, slots, ids=3)
-    for step in range(9):
-        calls = [(site, step, step + 1, random.integers(-1, 9, (3, 2))) for site in sites]
+    rings = one, together, held = [small(folder, slots, ids=3) for _ in range(3)]
+    totals, counts = np.zeros((2, 8), np.int64), []
+    for step in range(19):
+        rows = step % 4
+        calls = [(site, step, step + 1, random.integers(-1, 9, (rows, 2)).astype(width)) for site in sites]
+        span = ((step << 70) | 5, 9) if step % 5 == 4 else None
+        if span is not None:
+            one.request(step, *span)
+            together.request(step, *span)
         for site, t0, t1, ids in calls:
-            one.write(site, step, t0, t1, len(ids), ids)
-        one.step(step, 0, 5, 3, own_ns=2)
-        if lists:
-            calls = [(site, t0, t1, ids.tolist()) for site, t0, t1, ids in calls]
-        together.step(step, 0, 5, 3, own_ns=2, calls=calls)
-        assert together._memory[65536:] == one._memory[65536:]
-        assert RingReader(together.path).live() == RingReader(one.path).live()
+            one.write(site, step, t0, t1, rows, ids)
+            counts.append([int((ids == expert).sum()) for expert in range(8)])
+            totals[site] += counts[-1]
+        one.step(step, step, step + 5, rows, own_ns=2)
+        together.step(step, step, step + 5, rows, own_ns=2, calls=calls)
+        held.hold(step, step, step + 5, rows, own_ns=2, calls=calls, span=span)
+        assert RingReader(held.path).live()["held"] == len(held._held) < held._most
+    held.flush()
+    for ring in rings:
+        reader = RingReader(ring.path)
+        batch = reader.read()
+        assert (reader.totals() == totals).all()
+        found = batch.counts[batch.records["kind"] == ROUTER]
+        assert found.tolist() == counts[len(counts) - len(found) :]
+        assert ring._memory[65536:] == one._memory[65536:]
+        assert reader.live() == RingReader(one.path).live()
 
 
 def test_more_calls_than_slots_keep_the_last_and_count_all(folder):
@@ -107,6 +121,7 @@ def test_more_calls_than_slots_keep_the_last_and_count_all(folder):
     batch = reader.read()
     assert batch.records["t0_ns"].tolist() == [15, 16, 17, 18, 19, 0]
     assert batch.counts.argmax(axis=1).tolist() == [7, 0, 1, 2, 3, 0]
+    assert batch.counts.sum(axis=1).tolist() == [1, 1, 1, 1, 1, 0]
     assert (batch.dropped, reader.totals().sum()) == (15, 20)
 
 

@@ -1,6 +1,8 @@
 """Metrics of rings against what was written into them."""
 
 import itertools
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -109,6 +111,28 @@ def test_an_exporter_that_starts_again_has_all_choices(folder):
     assert get(second, "moex_routed_choices_total", 1) == 400 * 32
     told = second.page.value("moex_exporter_dropped_total", "records", "overwritten")
     assert told == 400 * 3 - ring.layout.slots
+
+
+KILLED = """
+import os, signal, sys, time
+import numpy as np
+from moexray.runtime.recorder import Ring, Site
+ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=sys.argv[1])
+for step in range(10):
+    now = time.monotonic_ns()
+    ring.hold(step, now, now, 1, calls=[(0, now, now, np.array([[1]]))])
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def test_what_a_killed_engine_held_back_is_told(folder):
+    engines = source(folder)
+    subprocess.run([sys.executable, "-c", KILLED, str(folder)], check=False, timeout=60)
+    for _ in range(2):
+        engines.update()
+        assert engines.page.value("moex_exporter_dropped_total", "steps", "killed") == 9
+    [steps] = [s.value for s in engines.page.samples() if s.name == "moex_decode_step_duration_seconds_count"]
+    assert steps == 1
 
 
 def test_the_schedulers_clock_is_counted_alone(folder):

@@ -270,7 +270,7 @@ def test_the_exporter_sends_the_spans_of_kept_steps_to_a_stand_in(started, tmp_p
     rings.mkdir(mode=0o700)
     ring = Ring([Site("m.0.gate", 0, 8, 2)], {"engine": "e", "model": "M", "rank": 0}, folder=rings)
     for step, ms in enumerate((10, 300)):
-        ring.write(0, step, 0, 1000, 4, np.array([0, 1]))
+        ring.write(0, step, 0, 1000, 1, np.array([0, 1]))
         ring.step(step, 0, ms * 1_000_000, 4)
     words = ("exporter", "--rings", str(rings), "--otlp", to.url, "--slo", "0.2", "--rules", str(tmp_path / "rules.yml"))
     served = started(command(tmp_path, *words, "--service", "my-model"), servers.Program.end)

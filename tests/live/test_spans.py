@@ -25,6 +25,7 @@ from moexray.runtime.recorder import Ring, Site
 
 MS = 1_000_000
 SITES = [Site(f"model.layers.{y}.mlp.gate", y, 8, 2) for y in range(3)]
+COUNTS = np.array([4, 1, 1, 1, 1, 0, 0, 0])  # of four tokens, two experts each
 FACTS = {"engine": "vllm", "version": "1", "model": "M", "rank": 2, "device": "cpu"}
 ALL = Keep(ratio=1.0, most_per_s=1e6)
 
@@ -51,7 +52,7 @@ class Traced:
         t0 = self.ring_start + number * 100 * MS
         for site in sites:
             at = t0 + site * MS
-            self.ring.write(site, number, at, at + MS // 2, 4, np.array([[0, 1], [0, 2], [0, 3], [0, 4]]), stream=7, graph=graph)
+            self.ring.write_counts(site, number, at, at + MS // 2, 4, COUNTS, 7, graph)
         if end:
             self.ring.step(number, t0, t0 + ms * MS, 4)
 
@@ -108,7 +109,7 @@ def test_a_step_may_come_in_pieces(folder):
     traced = Traced(folder)
     traced.step(0, sites=(0, 1), end=False)
     assert traced.spans() == ()
-    traced.ring.write(2, 0, 10**9 + 2 * MS, 10**9 + 3 * MS, 4, np.array([1]))
+    traced.ring.write(2, 0, 10**9 + 2 * MS, 10**9 + 3 * MS, 1, np.array([1]))
     traced.source.update()
     traced.ring.step(0, 10**9, 10**9 + 20 * MS, 4)
     assert len(traced.spans()) == 4
@@ -275,7 +276,7 @@ def test_an_exemplar_leads_to_its_trace_in_a_jaeger_stand_in(folder):
     source = Engines(page, Drain(folder), Names(), trace=StepSpans(made.get_tracer("moexray"), page, keep))
     for step, ms in enumerate((10, 900, 10)):
         for site in range(3):
-            ring.write(site, step, 0, MS, 4, np.array([1]))
+            ring.write(site, step, 0, MS, 1, np.array([1]))
         ring.step(step, 0, ms * MS, 4)
     source.update()
     assert made.force_flush()

@@ -190,7 +190,8 @@ class RingReader:
         """What the writer keeps beside the records.
 
         head (records ever written), steps, own_ns (what recording cost), step_ns (time of the steps),
-        failures (calls not recorded), closed (0 or 1), beat_ns (CLOCK_MONOTONIC of the last step).
+        failures (calls not recorded), closed (0 or 1), beat_ns (CLOCK_MONOTONIC of the last step), remedies
+        (names told), held (steps that wait in the writer's process to be recorded).
         """
         return dict(zip(LIVE, map(int, self._live), strict=True))
 
@@ -226,6 +227,11 @@ class RingReader:
     def ended(self) -> bool:
         """Whether the writer's process is gone; False where that cannot be told from here."""
         return is_running(self.meta.pid, self._started, self._namespace) is False
+
+    def lost(self) -> int:
+        """Steps that its writer held back when it was killed: they are in no record and no total."""
+        gone = self.ended() and not self._live[LIVE.index("closed")]
+        return min(int(self._live[LIVE.index("held")]), self.slots) if gone else 0
 
     def is_whole(self) -> bool:
         """Whether the file has its size: reading what somebody cut off would end this process by SIGBUS."""

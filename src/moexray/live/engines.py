@@ -92,6 +92,8 @@ class Engines:
                 self.page.drop("updates", "failed")
             if ring.path not in self.drain.readers:  # its writer is gone, this was the rest
                 self._last.pop(ring.path, None)
+                if lost := ring.lost():
+                    self.page.drop("steps", "killed", lost)
                 _ended(self._scope(ring.meta), ring.meta)
         for feed in self._feeds.values():
             feed.age(self._looked_s)

@@ -37,7 +37,8 @@ COMM_BUCKETS = (
 # What can be lost, as (signal, reason): a closed set, each at 0 from the start, so that `increase` sees the
 # first loss. docs/live.md says what each means.
 DROPS = (
-    ("series", "ceiling"), ("records", "overwritten"), ("records", "not_recorded"), ("rings", "refused"),
+    ("series", "ceiling"), ("records", "overwritten"), ("records", "not_recorded"), ("steps", "killed"),
+    ("rings", "refused"),
     ("files", "unreadable"), ("samples", "queue_full"), ("samples", "refused"), ("samples", "closed"),
     ("updates", "failed"), ("alerts", "truncated"), ("alerts", "refused"), ("alerts", "queue_full"),
     ("alerts", "not_stored"), ("traces", "rate"), ("traces", "evicted"), ("spans", "late"),

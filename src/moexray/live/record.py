@@ -64,13 +64,14 @@ class Recorder:
     """Fills a bundle; `tick` every TICK_S, then `close`.
 
     Attributes:
-        missed: What was not seen: records overwritten unread, scrapes that failed, calls that the engine's
-            side could not record, looks at the folder of the rings that failed.
+        missed: What was not seen: records overwritten unread, steps that an engine held back when it was
+            killed, scrapes that failed, calls that the engine's side could not record, looks at the folder
+            of the rings that failed.
     """
 
     def __init__(self, bundle: Bundle, wanted: Wanted) -> None:
         self.bundle, self._wanted = bundle, wanted
-        self.missed = {"records": 0, "scrapes": 0, "failures": 0, "looks": 0}
+        self.missed = {"records": 0, "steps": 0, "scrapes": 0, "failures": 0, "looks": 0}
         self._drain = None if wanted.rings is None else Drain(wanted.rings, remove=bool(wanted.command))
         self._began = time.time()
         self._due = {"scrape": 0.0, "host": 0.0, "manifest": 0.0}
@@ -127,6 +128,8 @@ class Recorder:
             return
         for ring, batch in given:
             self.missed["records"] += batch.dropped
+            if ring.path not in self._drain.readers:  # its writer is gone, this was the rest
+                self.missed["steps"] += ring.lost()
             self._failures[ring.path] = ring.live()["failures"]
             rank = 0 if ring.meta.rank is None else ring.meta.rank
             name = f"rank{rank}_{ring.meta.pid}"

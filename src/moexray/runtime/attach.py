@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Recording", "attach"]
 
-FEW = 1024  # pairs of a step that are counted one by one: in a running model numpy costs as much as so many
-HELD = 4096  # pairs of a call that is recorded at the end of its step; larger ones at once
+HELD = 4096  # pairs of a call that is recorded after its step; larger ones at once
 
 _log = logging.getLogger(__name__)
 _now = time.monotonic_ns
@@ -107,6 +106,8 @@ class Recording(Handle):
         """Brings all counts of a device into the ring; waits for the device. Between steps only."""
         if self._device is not None:
             self._device.collect()
+        if self.ring is not None:
+            self.ring.flush()
 
     def _put_in(self, _: Handle) -> None:
         found = routers(self._model, to_write=False)
@@ -187,8 +188,7 @@ class _Forward:
     """
 
     __slots__ = (
-        "calls", "carry_ns", "entered", "ids", "inside", "mine", "own_ns", "pairs", "rows", "seen", "step",
-        "t0",
+        "calls", "carry_ns", "inside", "mine", "own_ns", "rows", "seen", "span", "step", "t0", "waits",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -196,11 +196,10 @@ class _Forward:
         self.t0 = self.rows = 0
         self.own_ns = self.carry_ns = 0  # cost of recording in this step; of the end of the one before
         self.inside = False  # the model's own forward
+        self.waits = False  # its calls wait for its end
         self.mine = True  # this step is counted: the device is not at the one of another thread
-        self.entered: dict[int, int] = {}  # site -> when its block began
-        self.ids: dict[int, Any] = {}  # site -> chosen ids, until its block ends
-        self.calls: list[tuple[int, int, int, Any]] = []  # of this step, held back: site, start, end, ids
-        self.pairs = 0  # of all of them
+        self.calls: list[tuple[int, int, int, Any]] = []  # of this step: site, start, end, ids
+        self.span: tuple[int, int] | None = None  # of OpenTelemetry, that the step is done for
         self.seen: set[int] = set()  # sites of this step, where an inner module was called
 
 
@@ -215,7 +214,7 @@ class _Clock:
     """The hooks. Each returns None: a hook that returns something replaces the output.
 
     Between two of them the model's own work drives their code out of the caches, so that a line costs many
-    times what it costs alone: what can wait for the end of the step does, and what is used often is bound.
+    times what it costs alone: they keep times and ids, and all else waits until the ring counts many steps.
     """
 
     def __init__(
@@ -227,35 +226,44 @@ class _Clock:
         self.here = _Here()
         self.on = guard.on
         self._steps = count()
-        self._compiling = torch.compiler.is_compiling
+        self._compiling, self._traced = torch.compiler.is_compiling, torch.compiler.is_dynamo_compiling
 
     def begin(self, _model: Any, _args: Any) -> None:
         """Before the model's forward."""
-        if self._compiling():
+        if self._traced():
+            return
+        here = self.here.forward
+        here.inside = here.waits = False
+        if self._compiling():  # an export, whose tensors hold no numbers
+            self.on = False
             return
         self.on = self.guard.on
-        here = self.here.forward
-        here.inside = True
+        here.inside, here.waits = True, self.device is None
         try:
             if self.on and self.allocations is not None:
                 self.allocations.begin()
             self._next_step(here)
-            if self.on and (span := current_span()) is not None:
-                began = _now()
-                self.ring.request(here.step, *span)
-                here.own_ns += _now() - began
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self._failed(why)
 
     def end(self, _model: Any, _args: Any, _output: Any) -> None:
         """After it; where the forward raised it does not run, and the step has no record of its own."""
-        here = self.here.forward
-        here.inside = False
-        if self.on and not self._compiling():
+        if self._traced():
+            return
+        here, now = self.here.forward, _now()
+        if self.on:
             try:
-                self._end(here, _now())
+                if self.device is None:
+                    calls, here.calls = here.calls, []
+                    if calls:
+                        here.rows = calls[-1][3].shape[0]
+                    self.ring.hold(here.step, here.t0, now, here.rows, here.own_ns, calls, here.span)
+                    here.carry_ns = _now() - now
+                else:
+                    self._end_on(self.device, here, now)
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
+        here.inside = here.waits = False
         here.step = -1
 
     def left(self, _model: Any, _args: Any, _output: Any) -> None:
@@ -267,26 +275,12 @@ class _Clock:
             here.inside, here.step = False, -1
             self.device.release()
 
-    def _end(self, here: _Forward, now: int) -> None:
-        if self.device is not None:
-            if here.mine:
-                self.device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
-            return
-        if here.pairs <= FEW:
-            calls: Any = [(site, t0, t1, ids.tolist()) for site, t0, t1, ids in here.calls]
-        else:
-            calls = [(site, t0, t1, ids.numpy()) for site, t0, t1, ids in here.calls]
-        here.calls = []
-        here.pairs = 0
-        self.ring.step(here.step, here.t0, now, here.rows, here.own_ns, calls)
-        here.carry_ns = _now() - now
-
     def around(self, blocks: dict[Any, list[int]], owner: Any) -> Any:
         """`forward` of a class of blocks, or of a block with one of its own: times those that hold routers.
 
         In place of two hooks, which make a module's call take its slow path: that cost more than the record.
         """
-        local, compiling = self.here, self._compiling
+        local, traced = self.here, self._traced
         call = original = owner.forward
         if not isinstance(owner, type):
 
@@ -295,18 +289,21 @@ class _Clock:
 
         @wraps(original)
         def forward(block: Any, *args: Any, **kwargs: Any) -> Any:
-            sites = None if compiling() or not self.on else blocks.get(block)
+            sites = None if traced() or not self.on else blocks.get(block)
             if sites is None:
                 return call(block, *args, **kwargs)
-            here = local.forward
-            for site in sites:
-                here.entered[site] = _now()
+            here, t0 = local.forward, _now()
+            first = len(here.calls)
             output = call(block, *args, **kwargs)
             now = _now()
             try:
-                for site in sites:
-                    if site in here.ids:
-                        self._write(here, site, now)
+                calls = here.calls
+                for at in range(first, len(calls)):
+                    site, _, _, ids = calls[at]
+                    if site in sites:
+                        calls[at] = (site, t0, now, ids)
+                if calls and not (here.waits and calls[-1][3].numel() <= HELD):
+                    self._write(here, first)
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
             here.own_ns += _now() - now
@@ -316,54 +313,61 @@ class _Clock:
 
     def after(self, site: int, router: Router) -> Any:
         """What a router's choice is told to."""
-        local, compiling, read = self.here, self._compiling, router.ids
+        local, traced, read, alone = self.here, self._traced, router.ids, router.block is None
 
-        def chosen(seen: Any) -> None:
-            if not self.on or compiling():
+        def chosen(*seen: Any) -> None:
+            if not self.on or traced():
                 return
-            began, here = _now(), local.forward
+            here, now = local.forward, _now()
             try:
-                here.ids[site] = read(seen)
-                if site not in here.entered:  # its block is not called as a module, or not hooked
-                    self._write(here, site, began)
+                here.calls.append((site, now, now, read(seen[-1])))  # the times of its block come later
+                if alone and not here.waits:
+                    self._write(here, len(here.calls) - 1)
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
-            here.own_ns += _now() - began
 
         return chosen
 
-    def _write(self, here: _Forward, site: int, now: int) -> None:
-        ids, t0 = here.ids.pop(site), here.entered.pop(site, now)
-        if here.inside and self.device is None and (pairs := ids.numel()) <= HELD:
-            here.calls.append((site, t0, now, ids))
-            here.rows = ids.shape[0]
-            here.pairs += pairs
-            return
-        if not here.inside:  # an inner module was called
-            if site in here.seen or here.step < 0:
-                self._next_step(here)
-            here.seen.add(site)
-        here.rows = rows = ids.shape[0]
-        if self.device is None:
-            self.ring.write(site, here.step, t0, now, rows, ids.numpy())
-        elif here.mine:
-            self.device.add(site, t0, now, ids)
+    def _write(self, here: _Forward, first: int) -> None:
+        """Calls that do not wait for the end of their step."""
+        calls, here.calls = here.calls[first:], here.calls[:first]
+        for site, t0, t1, ids in calls:
+            if not here.inside:  # an inner module was called
+                if site in here.seen or here.step < 0:
+                    self._next_step(here)
+                here.seen.add(site)
+            here.rows = rows = ids.shape[0]
+            if self.device is None:
+                self.ring.write(site, here.step, t0, t1, rows, ids.numpy())
+            elif here.mine:
+                self.device.add(site, t0, t1, ids)
 
     def _next_step(self, here: _Forward) -> None:
-        before, here.step = here.step, next(self._steps)
-        here.t0, here.own_ns, here.rows, here.carry_ns = _now(), here.carry_ns, 0, 0
+        here.t0 = began = _now()
+        before, here.step, here.rows = here.step, next(self._steps), 0
         here.seen.clear()
-        here.ids.clear()
         if here.calls:  # of a forward that raised
-            calls, here.calls, here.pairs = here.calls, [], 0
-            for site, t0, t1, ids in calls:
-                self.ring.write(site, before, t0, t1, len(ids), ids.numpy())
-        if self.on and self.device is not None:
-            here.mine = False
-            here.mine = self.device.begin(here.step, holds=here.inside)
-            if not here.mine:
-                self.ring.failed()
-                say_once("forwards of several threads at once: a device counts one, others fail", log=_log)
+            calls, here.calls = here.calls, []
+            self.ring.hold(before, 0, None, calls=calls, span=here.span)
+        if self.on:
+            here.span = current_span()
+            if self.device is not None:
+                self._begin_on(self.device, here)
+        here.own_ns, here.carry_ns = here.carry_ns + _now() - began, 0
+
+    def _end_on(self, device: OnDevice, here: _Forward, now: int) -> None:
+        self._write(here, 0)  # of blocks that were not called as modules
+        if here.mine:
+            device.step(here.step, here.t0, now, here.rows, own_ns=here.own_ns)
+
+    def _begin_on(self, device: OnDevice, here: _Forward) -> None:
+        here.mine = False
+        here.mine = device.begin(here.step, holds=here.inside)
+        if not here.mine:
+            self.ring.failed()
+            say_once("forwards of several threads at once: a device counts one, others fail", log=_log)
+        if here.span is not None:
+            self.ring.request(here.step, *here.span)
 
     def _failed(self, why: Exception) -> None:
         self.ring.failed()

@@ -15,6 +15,7 @@ import logging
 import os
 import threading
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any, Self
 
 from moexray.core.errors import UsageError
@@ -194,17 +195,13 @@ class Handle:
         self.detach()
 
 
-class Hook:
-    """A hook on a torch module of the host; copies of the module (deepcopy, pickle) are without it."""
+class Hook(partial[Any]):
+    """A hook on a torch module of the host; copies of the module (deepcopy, pickle) are without it.
 
-    __slots__ = ("call",)
+    A partial is called without a frame of its own.
+    """
 
-    def __init__(self, call: Callable[..., Any]) -> None:
-        self.call = call
-
-    def __call__(self, *args: Any) -> Any:
-        """What the host's module calls."""
-        return self.call(*args)
+    __slots__ = ()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
         return _idle

@@ -1,9 +1,10 @@
 """The ring that an engine records into: a file in shared memory, one writer, any number of readers.
 
 Glossary: a *record* is one router call (or one step) of fixed size; a *site* is a router of the model; the
-*head* is the number of records ever written, hence of the next one. Records that nobody read in time are
-overwritten: a reader sees the gap in the numbers and counts it. Totals per site and expert lie beside the
-records and are never overwritten, so counters stay exact whatever a reader missed.
+*head* is the number of records ever written, hence of the next one; a step that is *held* waits in the
+process until it is written with those after it. Records that nobody read in time are overwritten: a reader
+sees the gap in the numbers and counts it. Totals per site and expert lie beside the records and are never
+overwritten, so counters stay exact whatever a reader missed.
 
 The file's layout stands in `ring_file`; `live/drain.py` reads it. A writer that is killed leaves the file
 behind whole. The space is taken when the file is made: a page that cannot be had later would kill the
@@ -13,39 +14,35 @@ torn in theory, which its own number shows.
 
 from __future__ import annotations
 
-import json
+import atexit
+import contextlib
 import mmap
 import os
-import platform
 import struct
 import threading
 import time
 import weakref
-from collections import Counter
+from collections import deque
 from dataclasses import asdict
-from itertools import chain, count
+from itertools import count
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from moexray.core.errors import UsageError
-from moexray.runtime import ring_file
+from moexray.runtime import counts, ring_file
+from moexray.runtime.flusher import Flusher
 from moexray.runtime.guard import TALLIES
 from moexray.runtime.ring_file import (
-    DESCRIPTION,
     FOLDER_VARIABLE,
     GAUGES,
     LIVE,
-    MAGIC,
     RECORD,
     REQUEST,
     ROUTER,
-    SCHEMA,
     STEP,
-    TOTALS_AT,
     Layout,
     Site,
-    is_running,
     ring_folder,
 )
 
@@ -53,32 +50,24 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = [
-    "FOLDER_VARIABLE",
-    "LIVE",
-    "RECORD",
-    "ROUTER",
-    "SCHEMA",
-    "STEP",
-    "Call",
-    "Layout",
-    "Ring",
-    "Site",
-    "is_running",
-    "ring_folder",
-]
+__all__ = ["FOLDER_VARIABLE", "Call", "Layout", "Ring", "Site", "ring_folder"]
 
 RECORD_BYTES = RECORD.itemsize
 MAX_BYTES = 16 << 20  # of a ring: 5 s of 58 layers x 256 experts at 50 steps a second
-MANY = 8  # rows of a call from which on experts come again
+HOLD_NS, HOLD_CALLS = 250_000_000, 128  # steps are held so long, and so many calls at most (our choice)
+MANY = 64  # pairs of a call, on average, from which on each is counted alone: quicker as measured
 STALE_S = 600  # rings of dead writers that nobody drained are removed after so long (our choice)
 CLOSED_S = 60  # and closed ones after so long; who reads one goes on reading it (our choice)
-Call = tuple[int, int, int, "np.ndarray[Any, Any] | list[list[int]]"]  # site, t0_ns, t1_ns, ids [rows, k]
+Call = tuple[int, int, int, Any]  # site, t0_ns, t1_ns, ids [rows, k]: an array, or a tensor on the CPU
+Span = tuple[int, int]  # trace id of 128 bits, span id of 64
+_Step = tuple[int, int, "int | None", int, int, "Sequence[Call]", "Span | None"]  # as `hold` takes it
 
+_NO_IDS = np.zeros(0, np.int64)
 _PACK = struct.Struct("@QqqqqQihHII")  # RECORD; native: whole words, on machines that are little endian
+_CALL = struct.Struct("@Qqqq16xQII")  # the same, of a router on no stream: one word for layer, site and kind
 _DONE = struct.Struct("@QQQ")  # steps, own_ns, step_ns of LIVE
 _LINK = struct.Struct("@QqQQQQihHII")  # LINK, in the shape of a RECORD
-_HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT, _REMEDIES = range(len(LIVE))
+_HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT, _REMEDIES, _HELD = range(len(LIVE))
 _LIVE_AT = ring_file.LIVE_AT
 _DONE_AT = _LIVE_AT + 8 * _STEPS
 _numbers = count()
@@ -114,15 +103,16 @@ class Ring:
     _experts: int
     _keep: int  # ids of a record
     _layers: list[int]
+    _site_words: list[int]  # layer, site and kind of a RECORD
     _live: Any
     _tokens: Any
-    _words: Any  # the file, for Python: totals and tokens begin at these words
-    _totals_at: int
-    _tokens_at: int
-    _totals: list[np.ndarray[Any, Any]]  # by site, for numpy
+    _words: Any  # the file as uint64
+    _totals: list[np.ndarray[Any, Any]]  # int64 [experts] of each site
+    _totals_flat: np.ndarray[Any, Any]  # all of them
+    _most: int  # steps held
+    _flushed_ns: int  # end of the last step in the file
     _counts: np.ndarray[Any, Any]
     _ids: np.ndarray[Any, Any]
-    _zeros: np.ndarray[Any, Any]
 
     def __init__(
         self, sites: Sequence[Site], facts: Mapping[str, Any], *, folder: str | Path | None = None,
@@ -132,15 +122,16 @@ class Ring:
         experts = max((s.experts for s in sites), default=0)
         self.layout = Layout.within(len(self.sites), experts, ids, max_bytes)
         self._folder = folder
-        self._lock, self._forked = threading.Lock(), False
+        self._begin()
+        self._forked = self.closed = False
         self._open_file()
         _open.add(self)
 
     def write(
         self, site: int, step: int, t0_ns: int, t1_ns: int, rows: int = 0,
-        ids: np.ndarray[Any, Any] | None = None, stream: int = 0, graph: int = 0,
+        ids: np.ndarray[Any, Any] | None = None,
     ) -> None:  # fmt: skip
-        """Records one router call.
+        """Records one router call at once.
 
         Args:
             site: Position in `sites`.
@@ -149,135 +140,159 @@ class Ring:
             t1_ns: The same at exit.
             rows: Tokens of the call.
             ids: Whole numbers of any shape: experts chosen. Those below 0 or past the last are not counted.
-            stream: Device stream, 0 the default one.
-            graph: Id of the device graph, 0 none.
         """
-        with self._lock:
-            if self._forked:
-                self._open_own()
-            self._put(site, step, t0_ns, t1_ns, rows, ids, stream, graph)
+        ids = _NO_IDS if ids is None else ids
+        shape = (rows, ids.size // rows) if rows else ids.shape
+        self.hold(step, 0, None, calls=[(site, t0_ns, t1_ns, ids.reshape(shape))])
 
     def write_counts(
         self, site: int, step: int, t0_ns: int, t1_ns: int, rows: int,
-        counts: np.ndarray[Any, Any], stream: int = 0, graph: int = 0,
+        found: np.ndarray[Any, Any], stream: int = 0, graph: int = 0,
     ) -> None:  # fmt: skip
         """As `write`, where the pairs per expert were counted elsewhere (int64 [experts])."""
         with self._lock:
             if self._forked:
                 self._open_own()
-            pairs = int(counts.sum())
-            self._put_counts(site, step, (t0_ns, t1_ns), rows, pairs, counts, (stream, graph))
-
-    def _put(
-        self, site: int, step: int, t0: int, t1: int, rows: int, ids: Any, stream: int = 0, graph: int = 0,
-    ) -> None:  # fmt: skip
-        counts, pairs = self._zeros, 0
-        if ids is not None:
-            ids = ids.reshape(-1)
-            counts, pairs = _counts(ids, self._experts), ids.size
-        self._put_counts(site, step, (t0, t1), rows, pairs, counts, (stream, graph), ids)
-
-    def _put_counts(
-        self, site: int, step: int, times: tuple[int, int], rows: int, pairs: int,
-        counts: np.ndarray[Any, Any], where: tuple[int, int], ids: np.ndarray[Any, Any] | None = None,
-    ) -> None:  # fmt: skip
-        number = self._n
-        at = number % self._slots
-        _PACK.pack_into(
-            self._memory, self._first + at * self._size,
-            number, step, *times, *where, self._layers[site], site, ROUTER, rows, pairs,
-        )  # fmt: skip
-        self._counts[at] = counts
-        total = self._totals[site]
-        total += counts
-        self._tokens[site] += rows
-        if self._keep and ids is not None:
-            self._ids[at, : min(pairs, self._keep)] = ids[: self._keep]
-        self._live[_HEAD] = self._n = number + 1
+            self._flush()
+            number = self._n
+            at = number % self._slots
+            _PACK.pack_into(
+                self._memory, self._first + at * self._size,
+                number, step, t0_ns, t1_ns, stream, graph, self._layers[site], site, ROUTER,
+                rows, int(found.sum()),
+            )  # fmt: skip
+            self._counts[at] = found
+            self._totals[site] += found
+            self._tokens[site] += rows
+            self._live[_HEAD] = self._n = number + 1
 
     def step(
         self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, own_ns: int = 0, calls: Sequence[Call] = (),
     ) -> None:  # fmt: skip
-        """Records the end of a step, and before it router calls of that step that were held back.
+        """Records the end of a step at once, and before it its router calls; see `hold`."""
+        with self._lock:
+            if self._forked:
+                self._open_own()
+            self._held.append((step, t0_ns, t1_ns, rows, own_ns, calls, None))
+            self._flush()
+
+    def hold(
+        self, step: int, t0_ns: int, t1_ns: int | None, rows: int = 0, own_ns: int = 0,
+        calls: Sequence[Call] = (), span: Span | None = None,
+    ) -> None:  # fmt: skip
+        """Records a step and its router calls later, with others: HOLD_NS after those before, or by `flush`.
+
+        A running model drives our code out of the caches, so that what is done first after its work costs
+        many times what it costs again: that is paid once for all that is held. LIVE counts what is `held`,
+        for the case that the process is killed meanwhile.
 
         Args:
             step: Its number.
             t0_ns: Its start.
-            t1_ns: Its end.
+            t1_ns: Its end; None where it raised: then it has calls, but no record of its own.
             rows: Tokens.
             own_ns: What recording it cost, as far as it was measured.
-            calls: Counted together: in a running model that costs a fraction of one `write` each, whose code
-                the model's own work has driven out of the caches. Their ids are all lists, which are counted
-                without numpy, or all arrays.
+            calls: Of its routers. Nobody may change their ids any more.
+            span: That it is done for.
         """
+        if self._forked:
+            self.flush()
+        held = self._held
+        held.append((step, t0_ns, t1_ns, rows, own_ns, calls, span))
+        self._live[_HELD] = len(held)
+        if t1_ns is None or t1_ns - self._flushed_ns >= HOLD_NS or len(held) >= self._most:
+            self.flush()
+        elif not self._flusher.awake:
+            self._flusher.wake()
+
+    def flush(self) -> None:
+        """Records what is held."""
         with self._lock:
             if self._forked:
                 self._open_own()
-            if calls:
-                if type(calls[0][3]) is list:
-                    self._put_few(step, calls)
-                else:
-                    for site, t0, t1, ids in calls:
-                        self._put(site, step, t0, t1, len(ids), ids)
-            number, live, memory, blank = self._n, self._live, self._memory, self._blank
-            place = self._first + number % self._slots * self._size
-            _PACK.pack_into(memory, place, number, step, t0_ns, t1_ns, 0, 0, -1, -1, STEP, rows, 0)
-            memory[place + RECORD_BYTES : place + RECORD_BYTES + len(blank)] = blank
-            live[_HEAD] = self._n = number + 1
-            self._done += 1
-            self._own_ns += own_ns
-            self._step_ns += max(t1_ns - t0_ns, 0)
-            _DONE.pack_into(memory, _DONE_AT, self._done, self._own_ns, self._step_ns)
-            live[_BEAT] = t1_ns
-            if TALLIES:
-                self._tell_remedies()
+            self._flush()
+
+    def is_busy(self) -> bool:
+        """Whether a step was recorded a moment ago: the next one records what is held."""
+        return time.monotonic_ns() - self._flushed_ns < HOLD_NS
 
     def request(self, step: int, trace_id: int, span_id: int) -> None:
         """Records a span that a step is done for, before its end: trace id of 128 bits, span id of 64."""
-        with self._lock:
-            if self._forked:
-                self._open_own()
-            number = self._n
-            place = self._first + number % self._slots * self._size
-            high, low = trace_id >> 64, trace_id & 0xFFFF_FFFF_FFFF_FFFF
-            _LINK.pack_into(self._memory, place, number, step, high, low, span_id, 0, -1, -1, REQUEST, 0, 0)
-            self._live[_HEAD] = self._n = number + 1
+        self.hold(step, 0, None, span=(trace_id, span_id))
+
+    def _flush(self) -> None:
+        if TALLIES:
+            self._tell_remedies()
+        held = [self._held.popleft() for _ in range(len(self._held))]
+        if not held:
+            return
+        self._live[_HELD] = 0
+        try:
+            self._put(held)
+        except BaseException:
+            self._live[_FAILURES] += len(held)
+            raise
+
+    def _put(self, held: list[_Step]) -> None:
+        """Heads first, then counts, then the head of the ring: what is not whole yet, a reader can tell."""
+        number, first, slots, size = self._n, self._first, self._slots, self._size
+        memory, words, tokens = self._memory, self._site_words, self._tokens
+        at, sites, numbers = [], [], []
+        for step, t0, t1, rows, own_ns, calls, span in held:
+            if span is not None:
+                place = first + number % slots * size
+                trace, low = span[0] >> 64, span[0] & 0xFFFF_FFFF_FFFF_FFFF
+                _LINK.pack_into(memory, place, number, step, trace, low, span[1], 0, -1, -1, REQUEST, 0, 0)
+                number += 1
+            for site, c0, c1, ids in calls:
+                some = ids if type(ids) is np.ndarray else ids.numpy()
+                slot, many = number % slots, len(some)
+                place = first + slot * size
+                _CALL.pack_into(memory, place, number, step, c0, c1, words[site], many, some.size)
+                tokens[site] += many
+                at.append(slot)
+                sites.append(site)
+                numbers.append(some)
+                number += 1
+            if t1 is not None:
+                slot = number % slots
+                place = first + slot * size
+                _PACK.pack_into(memory, place, number, step, t0, t1, 0, 0, -1, -1, STEP, rows, 0)
+                at.append(slot)
+                sites.append(0)
+                numbers.append(_NO_IDS)
+                number += 1
+                self._done += 1
+                self._own_ns += own_ns
+                self._step_ns += max(t1 - t0, 0)
+                self._flushed_ns = t1
+        if at and self._experts:
+            self._count(at, sites, numbers)
+        _DONE.pack_into(memory, _DONE_AT, self._done, self._own_ns, self._step_ns)
+        if self._flushed_ns:
+            self._live[_BEAT] = self._flushed_ns
+        self._live[_HEAD] = self._n = number
+
+    def _count(self, at: list[int], sites: list[int], numbers: list[np.ndarray[Any, Any]]) -> None:
+        """Counts of calls into their slots and the totals; a step's own record is a call of no ids."""
+        experts = self._experts
+        if self._keep:
+            for slot, some in zip(at, numbers, strict=True):
+                kept = some.reshape(-1)[: self._keep]
+                self._ids[slot, : len(kept)] = kept
+        if sum(some.size for some in numbers) > MANY * len(numbers):
+            for slot, site, some in zip(at, sites, numbers, strict=True):
+                self._counts[slot] = found = counts.of_one(some, experts)
+                self._totals[site] += found
+        else:
+            self._counts[at], by_site = counts.of_all(numbers, sites, len(self._totals), experts)
+            self._totals_flat += by_site
 
     def _tell_remedies(self) -> None:
         """What the remedies of this process did; names first."""
         told = ring_file.put_remedies(self._memory, self._words, TALLIES[:], self._told)
         if told > self._told:
             self._live[_REMEDIES] = self._told = told
-
-    def _put_few(self, step: int, calls: Sequence[Call]) -> None:
-        """Calls of few pairs without numpy: its code is cold in a running model, the interpreter is not."""
-        first, slots, size, number = self._first, self._slots, self._size, self._n
-        layers, memory, cells, experts = self._layers, self._memory, self._cells, self._experts
-        words, totals_at, tokens_at, blank = self._words, self._totals_at, self._tokens_at, self._blank
-        for seq, (site, t0, t1, ids) in enumerate(calls, number):
-            place = first + seq % slots * size
-            rows = len(ids)
-            pairs = rows * len(ids[0]) if rows else 0
-            _PACK.pack_into(memory, place, seq, step, t0, t1, 0, 0, layers[site], site, ROUTER, rows, pairs)
-            at = place + RECORD_BYTES
-            memory[at : at + len(blank)] = blank
-            at //= 4
-            total = totals_at + site * experts
-            if rows < MANY:  # mostly other experts
-                for row in ids:
-                    for expert in row:
-                        if 0 <= expert < experts:
-                            cells[at + expert] += 1
-                            words[total + expert] += 1
-            else:
-                for expert, many in Counter(chain.from_iterable(ids)).items():
-                    if 0 <= expert < experts:
-                        cells[at + expert] = many
-                        words[total + expert] += many
-            words[tokens_at + site] += rows
-            if self._keep:
-                self._ids[seq % slots, : min(pairs, self._keep)] = [*chain.from_iterable(ids)][: self._keep]
-        self._live[_HEAD] = self._n = number + len(calls)
 
     def gauge(self, **values: float) -> None:
         """Sets gauges by name; others are left out."""
@@ -298,11 +313,20 @@ class Ring:
     def close(self) -> None:
         """Says that no more will come; the file stays for its readers, but is not held here. Safe twice."""
         with self._lock:
+            self.closed = True
             if not self._forked:  # else it is still the parent's
-                self._tell_remedies()
+                with contextlib.suppress(Exception):  # counted
+                    self._flush()
                 self._live[_BEAT], self._live[_CLOSED] = time.monotonic_ns(), 1
                 self._map_private()
+        self._flusher.end()
         _open.discard(self)
+
+    def _begin(self) -> None:
+        """Also after a fork: what is held is the parent's, whose threads may have held the lock."""
+        self._lock, self._forked = threading.Lock(), True
+        self._held: deque[_Step] = deque()
+        self._flusher = Flusher(self)
 
     def _open_own(self) -> None:
         """In a forked child, before it writes: a file of its own, or none where there is no space."""
@@ -322,72 +346,45 @@ class Ring:
     def _open_file(self) -> None:
         folder, layout = ring_folder(self._folder, make=True), self.layout
         ring_file.sweep(folder, STALE_S, CLOSED_S)
-        self.path = folder / f"{ring_file.namespace()}-{os.getpid()}-{next(_numbers)}.ring"
-        about = {
-            "schema": SCHEMA, "pid": os.getpid(), "started": ring_file.started(os.getpid()),
-            "namespace": ring_file.namespace(),
-            "host": platform.node(), "wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns(), **self.facts,
-            "sites": [asdict(site) for site in self.sites], "gauges": self.gauges, **asdict(layout),
-        }  # fmt: skip
-        text = json.dumps(about).encode()
-        if DESCRIPTION[0] + len(text) > DESCRIPTION[1]:
-            raise UsageError(f"{layout.routers} routers are too many to describe in a ring")
-        hidden = self.path.with_suffix(".new")
-        fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-        try:
-            ring_file.take(fd, layout.size, folder)
-            self._memory = mmap.mmap(fd, layout.size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
-            for page in range(0, layout.size, mmap.PAGESIZE):  # else the first write to each is a page fault
-                self._memory[page] = 0
-            self._memory[: len(MAGIC)] = MAGIC
-            self._memory[DESCRIPTION[0] : DESCRIPTION[0] + len(text)] = text
-            hidden.rename(self.path)
-        except BaseException:
-            hidden.unlink(missing_ok=True)
-            raise
-        finally:
-            os.close(fd)
+        sites = [asdict(site) for site in self.sites]
+        about = {**self.facts, "sites": sites, "gauges": self.gauges, **asdict(layout)}
+        self.path, self._memory = ring_file.create(folder, next(_numbers), about, layout.size)
         self._map()
 
     def _map(self) -> None:
         layout, memory = self.layout, self._memory
-        self._done = self._own_ns = self._step_ns = self._told = 0
+        self._done = self._own_ns = self._step_ns = self._told = self._flushed_ns = 0
         self._n, self._first, self._size = 0, layout.slots_at, layout.record_bytes
         self._slots, self._experts, self._keep = layout.slots, layout.experts, layout.ids
-        self._zeros = np.zeros(layout.experts, np.int64)
         self._layers = [s.layer for s in self.sites]
+        self._site_words = [s.layer & 0xFFFF_FFFF | n << 32 | ROUTER << 48 for n, s in enumerate(self.sites)]
         self._live = memoryview(memory)[_LIVE_AT : _LIVE_AT + 8 * len(LIVE)].cast("Q")
         self._live[_BEAT] = time.monotonic_ns()
         self._values = np.frombuffer(memory, np.float64, GAUGES, 256)
         self._values[:] = np.nan
-        self._totals = list(layout.totals(memory).view(np.int64))  # as bincount counts: no cast
+        totals = layout.totals(memory).view(np.int64)  # as bincount counts: no cast
+        self._totals, self._totals_flat = list(totals), totals.reshape(-1)
         self._words = memoryview(memory)[: layout.size // 8 * 8].cast("Q")
-        self._totals_at = TOTALS_AT // 8
-        self._tokens_at = self._totals_at + layout.routers * layout.experts
+        self._most = max(min(HOLD_CALLS, layout.slots // 2) // (len(self.sites) + 1), 1)
         tokens: Any = layout.tokens(memory)
         self._tokens = memoryview(tokens)
-        self._cells = memoryview(memory)[: layout.size // 4 * 4].cast("I")
-        self._blank = bytes(4 * layout.experts)
         slots = layout.slots_of(memory)
         end = RECORD_BYTES + 4 * layout.experts
         self._counts = slots[:, RECORD_BYTES : end].view(np.uint32)
         self._ids = slots[:, end : end + 2 * layout.ids].view(np.int16)
 
 
-def _counts(ids: np.ndarray[Any, Any], experts: int) -> np.ndarray[Any, Any]:
-    """int64 [experts]; ids that name no expert (-1 of a dropped choice) are left out."""
-    try:
-        found = np.bincount(ids, minlength=experts)
-    except ValueError:  # below 0
-        found = np.bincount(ids[ids >= 0], minlength=experts)
-    return found if len(found) == experts else found[:experts]
-
-
 def _after_fork() -> None:
     """A child would be a second writer: it opens a file of its own, but only once it writes."""
     for ring in list(_open):
-        ring._lock = threading.Lock()  # noqa: SLF001 - this module's own class; the parent may have held it
-        ring._forked = True  # noqa: SLF001
+        ring._begin()  # noqa: SLF001 - this module's own class
 
 
+def _at_exit() -> None:
+    for ring in list(_open):
+        with contextlib.suppress(Exception):  # counted
+            ring.flush()
+
+
+atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)

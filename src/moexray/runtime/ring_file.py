@@ -11,7 +11,9 @@ import contextlib
 import errno
 import json
 import math
+import mmap
 import os
+import platform
 import stat
 import struct
 import tempfile
@@ -47,6 +49,7 @@ __all__ = [
     "TOTALS_AT",
     "Layout",
     "Site",
+    "create",
     "is_running",
     "namespace",
     "put_remedies",
@@ -65,7 +68,7 @@ GAUGES = 32  # at most
 DESCRIPTION = 512, (63 << 10)  # offset and end of the JSON text: 58 sites take 4 KiB
 REMEDIES_AT, TOTALS_AT = DESCRIPTION[1], 64 << 10  # offsets of the REMEDY entries and of the totals
 LIVE_AT = 64  # offset of LIVE
-LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns", "remedies")  # uint64 each
+LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns", "remedies", "held")
 RECORD = np.dtype(
     {
         "names": ["seq", "step", "t0_ns", "t1_ns", "stream", "graph",
@@ -244,6 +247,46 @@ def take(fd: int, size: int, folder: Path) -> None:
         if why.errno != errno.ENOSPC or not sweep(folder, math.inf, closed_s=0):
             raise
         os.posix_fallocate(fd, 0, size)
+
+
+def create(folder: Path, number: int, about: dict[str, Any], size: int) -> tuple[Path, mmap.mmap]:
+    """A new ring's file, which appears whole, and its memory.
+
+    Args:
+        folder: Where it comes to lie.
+        number: Of the ring in this process.
+        about: Its description, beside what says whose it is.
+        size: Bytes.
+
+    Raises:
+        UsageError: the description is too long.
+        OSError: no space.
+    """
+    pid, space = os.getpid(), namespace()
+    path = folder / f"{space}-{pid}-{number}.ring"
+    whose = {
+        "schema": SCHEMA, "pid": pid, "started": started(pid), "namespace": space, "host": platform.node(),
+        "wall_ns": time.time_ns(), "mono_ns": time.monotonic_ns(),
+    }  # fmt: skip
+    text = json.dumps(whose | about).encode()
+    if DESCRIPTION[0] + len(text) > DESCRIPTION[1]:
+        raise UsageError(f"{len(about['sites'])} routers are too many to describe in a ring")
+    hidden = path.with_suffix(".new")
+    fd = os.open(hidden, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    try:
+        take(fd, size, folder)
+        memory = mmap.mmap(fd, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        for page in range(0, size, mmap.PAGESIZE):  # else the first write to each is a page fault
+            memory[page] = 0
+        memory[: len(MAGIC)] = MAGIC
+        memory[DESCRIPTION[0] : DESCRIPTION[0] + len(text)] = text
+        hidden.rename(path)
+    except BaseException:
+        hidden.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)
+    return path, memory
 
 
 def recording_folder(base: Path) -> Path:

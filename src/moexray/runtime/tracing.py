@@ -16,9 +16,12 @@ def current_span() -> tuple[int, int] | None:
     if api is None:
         return None
     try:
-        context = api.get_current_span().get_span_context()
-        if context.is_valid and context.trace_flags.sampled:
-            return context.trace_id, context.span_id
+        context = sys.modules["opentelemetry.context"].get_current()
+        if not context:
+            return None
+        found = api.get_current_span(context).get_span_context()
+        if found.is_valid and found.trace_flags.sampled:
+            return found.trace_id, found.span_id
     except Exception:  # noqa: BLE001, S110 - the host's API, of any release: recording does without it
         pass
     return None

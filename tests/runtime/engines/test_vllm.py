@@ -156,6 +156,7 @@ def test_the_schedulers_clock_writes_a_step_an_iteration_and_ends_quietly(monkey
     reader = RingReader(path)
     assert (reader.meta.role, reader.meta.model, reader.meta.rank) == ("engine", "some/model", 1)
     assert reader.gauges() == {"running": 3, "waiting": 2, "kv_usage": 0.25, "preemptions": 2}
+    steps._ring.flush()
     assert [(r["step"], r["rows"]) for r in reader.read().records] == [(0, 67), (1, 67), (2, 0)]
     steps.record(object(), None)  # the interface changed
     steps.record(scheduler, iteration)

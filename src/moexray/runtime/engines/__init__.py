@@ -45,8 +45,8 @@ class Router(Protocol):
     k: int
     experts: int
 
-    def watch(self, told: Callable[[Any], None]) -> Callable[[], object]:
-        """Has `told` called after each choice, with what `ids` reads; gives the way to undo that."""
+    def watch(self, told: Callable[..., None]) -> Callable[[], object]:
+        """Has `told` called after each choice, with what `ids` reads as last argument; gives the undo."""
 
     def ids(self, seen: Any) -> Tensor:
         """Logical expert ids [rows, k], as the router chose them."""

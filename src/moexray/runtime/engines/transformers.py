@@ -132,10 +132,9 @@ class Routing:
         own = getattr(self.module, "num_experts", None)
         return int(self.module.config.num_experts if own is None else own)
 
-    def watch(self, told: Callable[[Any], None]) -> Callable[[], object]:
+    def watch(self, told: Callable[..., None]) -> Callable[[], object]:
         """See engines.Router."""
-        hook = Hook(lambda _m, _a, out: told(out))
-        hooked: Callable[[], object] = self.module.register_forward_hook(hook).remove
+        hooked: Callable[[], object] = self.module.register_forward_hook(Hook(told)).remove
         return hooked
 
     def ids(self, seen: Any) -> Tensor:

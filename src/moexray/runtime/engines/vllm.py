@@ -122,7 +122,7 @@ class Routing:
         ids: Tensor = seen
         return ids
 
-    def watch(self, told: Callable[[Any], None]) -> Callable[[], object]:
+    def watch(self, told: Callable[..., None]) -> Callable[[], object]:
         """See engines.Router."""
         router = self.module.router
         if hasattr(router, "capture_fn") and hasattr(router, "set_capture_fn"):
@@ -293,7 +293,7 @@ class _Steps:
                 tokens = iteration.num_generation_tokens + iteration.num_prompt_tokens
                 self._preempted += iteration.num_preempted_reqs
                 self._ring.gauge(preemptions=self._preempted)
-            self._ring.step(self._count, self._last, now, tokens)
+            self._ring.hold(self._count, self._last, now, tokens)
             self._count, self._last = self._count + 1, now
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self._ring = None
