@@ -71,11 +71,22 @@ def main() -> None:
     arms = [(arm(on=False), arm(on=True), arm(on=True), arm(on=False)) for _ in range(options.pairs)]
     recording.attach()
     llm.generate(prompts, sampling, use_tqdm=False)
-    live = RingReader(recording.ring.path).live()
+    recording.flush()
+    found = _figures(arms, RingReader(recording.ring.path).live())
+    if options.json:
+        print(json.dumps(found))
+    else:
+        print("  ".join(f"{name} {value:.4g}" for name, value in found.items()))
+    rings.cleanup()
+    sys.exit(found["ratio"] > LIMIT or found["failures"] > 0)
+
+
+def _figures(arms: list[tuple[float, float, float, float]], live: dict[str, int]) -> dict[str, float]:
+    """Of the times of ABBA pairs, s a token, and of what the ring says."""
     ratios = [(b1 + b2) / (a1 + a2) for a1, b1, b2, a2 in arms]
     noise = [a2 / a1 for a1, _, _, a2 in arms]
     spread = statistics.stdev(ratios) / len(ratios) ** 0.5
-    found = {
+    return {
         "pairs": len(arms), "ratio": statistics.median(ratios), "least": min(ratios), "most": max(ratios),
         "standard_error": spread,
         "ratio_of_sums": sum(b1 + b2 for _, b1, b2, _ in arms) / sum(a1 + a2 for a1, _, _, a2 in arms),
@@ -83,12 +94,6 @@ def main() -> None:
         "own_wall_share": live["own_ns"] / live["step_ns"],
         "records": live["head"], "failures": live["failures"], "load": os.getloadavg()[0],
     }  # fmt: skip
-    if options.json:
-        print(json.dumps(found))
-    else:
-        print("  ".join(f"{name} {value:.4g}" for name, value in found.items()))
-    rings.cleanup()
-    sys.exit(found["ratio"] > LIMIT or found["failures"] > 0)
 
 
 if __name__ == "__main__":
