@@ -2,6 +2,7 @@
 
 import errno
 import gc
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -9,12 +10,14 @@ import sys
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from moexray.live.drain import RingReader, rings
 from moexray.runtime import recorder
+from moexray.runtime.flusher import Flusher
 from moexray.runtime.recorder import Ring, Site
 
 
@@ -108,9 +111,20 @@ def test_a_child_that_writes_nothing_makes_no_file(folder):
     ring = made(folder)
     before, seen = state(ring), rings(folder)
     in_child(lambda: True)
+    in_child(lambda: ring.flush() or True)
     in_child(lambda: ring.close() or True)
     assert rings(folder) == seen
     assert state(ring) == before
+
+
+def test_a_child_that_ends_as_any_program_makes_no_file(folder):
+    text = (
+        "import os, sys; from test_recorder import made; ring = made(sys.argv[1]); child = os.fork()\n"
+        "if child: os.waitpid(child, 0)"
+    )
+    text = f"import sys; sys.path[:] = {[str(Path(__file__).parent), *sys.path]}\n{text}"
+    subprocess.run([sys.executable, "-c", text, folder], check=True, timeout=60)
+    assert len(rings(folder)) == 1
 
 
 WRITES = {
@@ -182,7 +196,7 @@ def soon(true):
 
 
 def test_the_first_step_is_recorded_at_once_and_those_after_it_together(folder, monkeypatch):
-    monkeypatch.setattr("moexray.runtime.flusher.Flusher.wake", lambda _: None)
+    monkeypatch.setattr(Flusher, "wake", lambda _: None)
     ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
     seen = [held(ring, step, at).written for step, at in enumerate((1000, 1010, 1249, 1250, 1251))]
     assert seen == [2, 2, 2, 8, 8]
@@ -195,7 +209,7 @@ def test_the_first_step_is_recorded_at_once_and_those_after_it_together(folder, 
 
 @pytest.mark.parametrize(("sites", "bytes_", "most"), [(1, 1 << 20, 64), (300, 1 << 20, 1), (1, 67_000, 4)])
 def test_never_more_is_held_than_is_counted_quickly_and_fits(folder, monkeypatch, sites, bytes_, most):
-    monkeypatch.setattr("moexray.runtime.flusher.Flusher.wake", lambda _: None)
+    monkeypatch.setattr(Flusher, "wake", lambda _: None)
     ring = Ring([Site(f"gate{n}", n, 4, 1) for n in range(sites)], {"engine": "e"}, folder=folder, max_bytes=bytes_)
     held(ring, 0, 1000, sites)
     waits = [held(ring, step, 1001, sites).live()["held"] for step in range(1, 300)]
@@ -206,13 +220,17 @@ def test_never_more_is_held_than_is_counted_quickly_and_fits(folder, monkeypatch
     assert (reader.written, reader.totals().sum()) == (300 * (sites + 1), 300 * sites)
 
 
-def test_where_no_more_steps_come_they_are_recorded_all_the_same_and_again(folder):
+def test_where_no_more_steps_come_they_are_recorded_all_the_same_and_again(folder, monkeypatch):
+    looks = threading.Semaphore(0)
+    monkeypatch.setattr("moexray.runtime.flusher.time", SimpleNamespace(sleep=lambda _: looks.acquire()))
     ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
     held(ring, 0, 1000)
     for turn in (1, 2):
         reader = held(ring, turn, 1000 + turn)
         assert reader.written == 2 * turn
+        looks.release()
         assert soon(lambda reader=reader, turn=turn: reader.written == 2 * turn + 2)
+    looks.release(9)  # its thread ends
 
 
 @pytest.mark.parametrize("how", ["closed", "dropped"])
@@ -220,8 +238,7 @@ def test_the_thread_ends_with_its_ring(folder, how):
     def threads():
         return {t for t in threading.enumerate() if t.name == "moexray-ring"} - others
 
-    others: set[threading.Thread] = set()
-    others = threads()
+    others = set(threading.enumerate())
     ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
     held(ring, 0, 1000)
     reader = held(ring, 1, 1001)
@@ -234,31 +251,106 @@ def test_the_thread_ends_with_its_ring(folder, how):
     assert soon(lambda: not threads())
 
 
-ENGINE = """
-import os, signal, sys, time
-import numpy as np
-from moexray.runtime.recorder import Ring, Site
-ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=sys.argv[1])
-for step in range(10):
-    now = time.monotonic_ns()
-    ring.hold(step, now, now, 1, calls=[(0, now, now, np.array([[1]]))])
-{"exit": lambda: None, "kill": lambda: os.kill(os.getpid(), signal.SIGKILL)}[sys.argv[2]]()
-"""
+def test_threads_that_hold_their_first_steps_at_once_have_one_thread_for_the_rest(folder, monkeypatch):
+    class Slow(threading.Thread):
+        def __init__(self, **more):
+            time.sleep(0.05)  # so that the others come meanwhile
+            super().__init__(**more)
+            made.append(self)
+
+    made: list[Slow] = []
+    ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
+    engines = [threading.Thread(target=held, args=(ring, step, 1)) for step in range(4)]
+    monkeypatch.setattr(threading, "Thread", Slow)
+    for engine in engines:
+        engine.start()
+    for engine in engines:
+        engine.join()
+    assert len(made) == 1
 
 
-@pytest.mark.parametrize(("how", "code"), [("exit", 0), ("kill", -signal.SIGKILL)])
-def test_a_process_that_ends_leaves_all_and_what_one_that_is_killed_held_is_counted(folder, how, code):
-    done = subprocess.run([sys.executable, "-c", ENGINE, str(folder), how], check=False, timeout=60)
-    assert done.returncode == code
+def test_a_child_may_drop_the_ring_whatever_a_thread_of_the_parent_did_at_the_fork(folder):
+    rings_, stop = [made(folder)], threading.Event()
+
+    def work(flusher):
+        while not stop.is_set():
+            flusher.wake()
+
+    thread = threading.Thread(target=work, args=(rings_[0]._flusher,))
+    thread.start()
+    try:
+        for _ in range(30):
+            if (child := os.fork()) == 0:
+                signal.alarm(20)
+                rings_.clear()
+                gc.collect()
+                os._exit(0)
+            assert os.waitpid(child, 0)[1] == 0
+    finally:
+        stop.set()
+        thread.join()
+
+
+def engine(folder, how):
+    """Holds ten steps, the first of which is recorded at once, and ends, or drops its ring before."""
+    Flusher.wake = lambda _: None
+    ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
+    for step in range(10):
+        held(ring, step, 1000)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if how == "exit":
+        globals()["kept"] = ring
+
+
+@pytest.mark.parametrize(("how", "code"), [("exit", 0), ("drop", 0), ("kill", -signal.SIGKILL)])
+@pytest.mark.parametrize("start", ["program", "fork", "spawn"])
+def test_a_process_that_ends_leaves_all_and_what_one_that_is_killed_held_is_counted(folder, start, how, code):
+    if start == "program":
+        text = f"import sys; sys.path[:] = {[str(Path(__file__).parent), *sys.path]}; from test_recorder import engine; engine(*sys.argv[1:])"
+        done = subprocess.run([sys.executable, "-c", text, folder, how], check=False, timeout=60).returncode
+    else:
+        process = multiprocessing.get_context(start).Process(target=engine, args=(folder, how))
+        process.start()
+        process.join(60)
+        done = process.exitcode
+    assert done == code
     [path] = rings(folder)
     reader = RingReader(path)
-    steps = reader.written // 2
-    assert steps + reader.lost() == 10
-    assert reader.totals().sum() == steps
-    assert reader.lost() == (0 if how == "exit" else 9)
+    steps = 1 if how == "kill" else 10
+    assert (reader.written, reader.totals().sum(), reader.lost()) == (2 * steps, steps, 10 - steps)
 
 
-def test_what_cannot_be_counted_costs_no_more_than_what_was_held_with_it(folder):
+def test_what_is_held_is_told_until_it_is_recorded(folder, monkeypatch):
+    monkeypatch.setattr(Flusher, "wake", lambda _: None)
+    ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
+    held(ring, 0, 1000)
+    reader = held(ring, 1, 1001)
+    count, told = ring._count, []
+    monkeypatch.setattr(ring, "_count", lambda *a: told.append(reader.live()["held"]) or count(*a))
+    ring.flush()
+    assert (told, reader.live()["held"]) == ([1], 0)
+
+
+class NoNumbers:
+    """Of a tensor that holds none, as those of an export."""
+
+    def numpy(self):
+        raise RuntimeError("none")
+
+
+def test_a_call_that_cannot_be_read_costs_no_other(folder):
+    ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
+    held(ring, 0, 1000)
+    held(ring, 1, 1001)
+    ring.hold(2, 1, 1002 * MS, 1, calls=[(0, 1, 2, NoNumbers())])
+    reader = held(ring, 3, 2000)
+    assert reader.read().records["step"].tolist() == [0, 0, 1, 1, 2, 3, 3]
+    live = reader.live()
+    assert (live["failures"], live["held"], live["steps"], reader.tokens().tolist()) == (1, 0, 4, [3])
+
+
+def test_what_cannot_be_recorded_costs_no_more_than_what_was_held_with_it(folder):
     ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
     held(ring, 0, 1000)
     held(ring, 1, 1001)
@@ -267,7 +359,8 @@ def test_what_cannot_be_counted_costs_no_more_than_what_was_held_with_it(folder)
         ring.flush()
     reader = held(ring, 3, 2000)
     assert reader.read().records["step"].tolist() == [0, 0, 3, 3]
-    assert (reader.live()["failures"], reader.live()["held"]) == (2, 0)
+    live = reader.live()
+    assert (live["failures"], live["held"], live["steps"]) == (2, 0, 2)
 
 
 def test_threads_that_hold_steps_at_once_lose_none(folder):

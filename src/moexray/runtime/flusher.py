@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 import weakref
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -25,31 +26,33 @@ class Flusher:
 
     def __init__(self, ring: Ring) -> None:
         self.awake = False
-        self._ring, self._event = weakref.ref(ring), threading.Event()
+        self._ring, self._lock = weakref.ref(ring), threading.Lock()
+        self._calls: SimpleQueue[None] = SimpleQueue()  # unlike an Event no fork leaves it locked
         self._thread: threading.Thread | None = None
-        weakref.finalize(ring, self._event.set).atexit = False  # the thread ends with the ring
+        weakref.finalize(ring, self._calls.put, None).atexit = False  # the thread ends with the ring
 
     def wake(self) -> None:
         """Has the ring flushed soon: once its engine is idle, TAIL_S from now on at the earliest."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._run, daemon=True, name="moexray-ring")
-            self._thread.start()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, daemon=True, name="moexray-ring")
+                self._thread.start()
         self.awake = True
-        self._event.set()
+        self._calls.put(None)
 
     def end(self) -> None:
         """The ring is closed."""
-        self._event.set()
+        self._calls.put(None)
 
     def _run(self) -> None:
-        while self._event.wait():
-            self._event.clear()
+        while True:
+            self._calls.get()
             time.sleep(TAIL_S)
             ring = self._ring()
             if ring is None or ring.closed:
                 return
             if ring.is_busy():  # its own steps flush it, where the caches are warm
-                self._event.set()
+                self._calls.put(None)
             else:
                 self.awake = False
                 with contextlib.suppress(Exception):  # counted in the ring

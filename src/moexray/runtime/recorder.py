@@ -14,7 +14,6 @@ torn in theory, which its own number shows.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
 import mmap
 import os
@@ -25,6 +24,7 @@ import weakref
 from collections import deque
 from dataclasses import asdict
 from itertools import count
+from multiprocessing.util import Finalize
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -139,7 +139,8 @@ class Ring:
             t0_ns: CLOCK_MONOTONIC at entry; of the launch where the work is asynchronous.
             t1_ns: The same at exit.
             rows: Tokens of the call.
-            ids: Whole numbers of any shape: experts chosen. Those below 0 or past the last are not counted.
+            ids: Experts chosen, whole numbers, as many for each row. Those below 0 or past the last are not
+                counted.
         """
         ids = _NO_IDS if ids is None else ids
         shape = (rows, ids.size // rows) if rows else ids.shape
@@ -150,9 +151,9 @@ class Ring:
         found: np.ndarray[Any, Any], stream: int = 0, graph: int = 0,
     ) -> None:  # fmt: skip
         """As `write`, where the pairs per expert were counted elsewhere (int64 [experts])."""
+        if self._forked:
+            self._open_own()
         with self._lock:
-            if self._forked:
-                self._open_own()
             self._flush()
             number = self._n
             at = number % self._slots
@@ -170,9 +171,9 @@ class Ring:
         self, step: int, t0_ns: int, t1_ns: int, rows: int = 0, own_ns: int = 0, calls: Sequence[Call] = (),
     ) -> None:  # fmt: skip
         """Records the end of a step at once, and before it its router calls; see `hold`."""
+        if self._forked:
+            self._open_own()
         with self._lock:
-            if self._forked:
-                self._open_own()
             self._held.append((step, t0_ns, t1_ns, rows, own_ns, calls, None))
             self._flush()
 
@@ -184,7 +185,7 @@ class Ring:
 
         A running model drives our code out of the caches, so that what is done first after its work costs
         many times what it costs again: that is paid once for all that is held. LIVE counts what is `held`,
-        for the case that the process is killed meanwhile.
+        for the case that the process is killed meanwhile. Where no more steps come, a Flusher records it.
 
         Args:
             step: Its number.
@@ -196,7 +197,7 @@ class Ring:
             span: That it is done for.
         """
         if self._forked:
-            self.flush()
+            self._open_own()
         held = self._held
         held.append((step, t0_ns, t1_ns, rows, own_ns, calls, span))
         self._live[_HELD] = len(held)
@@ -208,9 +209,8 @@ class Ring:
     def flush(self) -> None:
         """Records what is held."""
         with self._lock:
-            if self._forked:
-                self._open_own()
-            self._flush()
+            if not self._forked:  # else nothing is
+                self._flush()
 
     def is_busy(self) -> bool:
         """Whether a step was recorded a moment ago: the next one records what is held."""
@@ -226,17 +226,19 @@ class Ring:
         held = [self._held.popleft() for _ in range(len(self._held))]
         if not held:
             return
-        self._live[_HELD] = 0
         try:
             self._put(held)
         except BaseException:
             self._live[_FAILURES] += len(held)
             raise
+        finally:  # not before: it may be killed meanwhile
+            self._live[_HELD] = len(self._held)
 
     def _put(self, held: list[_Step]) -> None:
         """Heads first, then counts, then the head of the ring: what is not whole yet, a reader can tell."""
         number, first, slots, size = self._n, self._first, self._slots, self._size
         memory, words, tokens = self._memory, self._site_words, self._tokens
+        done, own, took, last = self._done, self._own_ns, self._step_ns, self._flushed_ns
         at, sites, numbers = [], [], []
         for step, t0, t1, rows, own_ns, calls, span in held:
             if span is not None:
@@ -245,7 +247,11 @@ class Ring:
                 _LINK.pack_into(memory, place, number, step, trace, low, span[1], 0, -1, -1, REQUEST, 0, 0)
                 number += 1
             for site, c0, c1, ids in calls:
-                some = ids if type(ids) is np.ndarray else ids.numpy()
+                try:
+                    some = ids if type(ids) is np.ndarray else ids.numpy()
+                except (RuntimeError, TypeError):  # it holds no numbers, or not here
+                    self._live[_FAILURES] += 1
+                    continue
                 slot, many = number % slots, len(some)
                 place = first + slot * size
                 _CALL.pack_into(memory, place, number, step, c0, c1, words[site], many, some.size)
@@ -262,15 +268,13 @@ class Ring:
                 sites.append(0)
                 numbers.append(_NO_IDS)
                 number += 1
-                self._done += 1
-                self._own_ns += own_ns
-                self._step_ns += max(t1 - t0, 0)
-                self._flushed_ns = t1
+                done, own, took, last = done + 1, own + own_ns, took + max(t1 - t0, 0), t1
         if at and self._experts:
             self._count(at, sites, numbers)
-        _DONE.pack_into(memory, _DONE_AT, self._done, self._own_ns, self._step_ns)
-        if self._flushed_ns:
-            self._live[_BEAT] = self._flushed_ns
+        _DONE.pack_into(memory, _DONE_AT, done, own, took)
+        self._done, self._own_ns, self._step_ns, self._flushed_ns = done, own, took, last
+        if last:
+            self._live[_BEAT] = last
         self._live[_HEAD] = self._n = number
 
     def _count(self, at: list[int], sites: list[int], numbers: list[np.ndarray[Any, Any]]) -> None:
@@ -297,8 +301,7 @@ class Ring:
     def gauge(self, **values: float) -> None:
         """Sets gauges by name; others are left out."""
         if self._forked:
-            with self._lock:
-                self._open_own()
+            self._open_own()
         for name, value in values.items():
             if name in self.gauges:
                 self._values[self.gauges.index(name)] = value
@@ -306,8 +309,7 @@ class Ring:
     def failed(self) -> None:
         """Counts a call that could not be recorded."""
         if self._forked:
-            with self._lock:
-                self._open_own()
+            self._open_own()
         self._live[_FAILURES] += 1
 
     def close(self) -> None:
@@ -322,6 +324,12 @@ class Ring:
         self._flusher.end()
         _open.discard(self)
 
+    def __del__(self) -> None:
+        """Nothing held is lost with the model that it was recorded of."""
+        with contextlib.suppress(Exception):  # counted
+            if self._held:
+                self.flush()
+
     def _begin(self) -> None:
         """Also after a fork: what is held is the parent's, whose threads may have held the lock."""
         self._lock, self._forked = threading.Lock(), True
@@ -330,13 +338,14 @@ class Ring:
 
     def _open_own(self) -> None:
         """In a forked child, before it writes: a file of its own, or none where there is no space."""
-        if not self._forked:  # another thread was faster
-            return
-        try:
-            self._open_file()
-        except (OSError, UsageError):
-            self._map_private()
-        self._forked = False
+        with self._lock:
+            if not self._forked:  # another thread was faster
+                return
+            try:
+                self._open_file()
+            except (OSError, UsageError):
+                self._map_private()
+            self._forked = False
 
     def _map_private(self) -> None:
         """Memory that nobody reads, for what still comes."""
@@ -350,6 +359,7 @@ class Ring:
         about = {**self.facts, "sites": sites, "gauges": self.gauges, **asdict(layout)}
         self.path, self._memory = ring_file.create(folder, next(_numbers), about, layout.size)
         self._map()
+        Finalize(self, _at_exit, (weakref.ref(self),), exitpriority=0)
 
     def _map(self) -> None:
         layout, memory = self.layout, self._memory
@@ -380,11 +390,10 @@ def _after_fork() -> None:
         ring._begin()  # noqa: SLF001 - this module's own class
 
 
-def _at_exit() -> None:
-    for ring in list(_open):
-        with contextlib.suppress(Exception):  # counted
-            ring.flush()
+def _at_exit(of: weakref.ref[Ring]) -> None:
+    """Called by multiprocessing, whose own children leave atexit out."""
+    if (ring := of()) is not None:
+        ring.__del__()
 
 
-atexit.register(_at_exit)
 os.register_at_fork(after_in_child=_after_fork)
