@@ -1,6 +1,7 @@
 """A recording of real model classes: the records are what the routers chose, and the model never notices."""
 
 import threading
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -375,3 +376,17 @@ def test_ids_that_name_no_expert_are_not_counted(monkeypatch, wrong):
     assert (batch.records["pairs"][rows] == 48).all()
     assert (reader.totals() == batch.counts[rows]).all()
     assert (own - reader.totals()).sum() == len(own)
+
+
+@pytest.mark.parametrize("with_block", [False, True])
+def test_large_calls_do_not_wait_for_the_end_of_their_step(monkeypatch, with_block):
+    model, seen = tiny("mixtral"), []
+    monkeypatch.setattr("moexray.runtime.attach.HELD", 47)  # pairs of a call here: 48
+    found = routers(model, to_write=False)
+    if not with_block:
+        monkeypatch.setattr("moexray.runtime.attach.routers", lambda *_, **__: [replace(r, block=None) for r in found])
+    with attach(model) as recording:
+        reader = RingReader(recording.ring.path)
+        model.model.norm.register_forward_pre_hook(lambda *_: seen.append(reader.written))
+        run(model)
+    assert seen == [len(found)]

@@ -9,6 +9,7 @@ pytest.importorskip("transformers")
 
 from moexray.live.drain import RingReader  # noqa: E402
 from moexray.runtime.attach import attach  # noqa: E402
+from moexray.runtime.engines.transformers import routers  # noqa: E402
 from moexray.runtime.on_device import READ_EVERY  # noqa: E402
 from recorded import counted, folder, run  # noqa: E402, F401
 from tiny_models import tiny, tokens  # noqa: E402
@@ -112,3 +113,34 @@ def test_counts_of_a_device_come_in_copies_and_what_nobody_hooked_is_told_as_rep
         assert [(r["site"], r["rows"], r["pairs"], r["t0_ns"], r["graph"]) for r in batch.records] == [(1, 1, 2, 0, 1)]
         run(model)
     assert RingReader(recording.ring.path).live()["steps"] == READ_EVERY + 2
+
+
+def test_calls_of_a_block_that_raised_on_a_device_are_not_read_from_the_host(monkeypatch):
+    model = tiny("mixtral")
+    own = counted(model)
+    with attach(model, by_kernels=True) as recording:
+        with monkeypatch.context() as patch:
+            patch.setattr(model.model.layers[1].mlp.experts, "forward", lambda *_: 1 // 0)
+            with pytest.raises(ZeroDivisionError):
+                run(model)
+        monkeypatch.setattr(torch.Tensor, "numpy", None)  # as on a device, where it raises
+        run(model)
+        monkeypatch.undo()
+        recording.flush()
+        reader = RingReader(recording.ring.path)
+        first = own.copy()
+        first[1] = 0  # of the block that raised
+        assert (reader.totals() == first + own).all()
+        assert (reader.live()["steps"], reader.live()["failures"]) == (1, 1)
+
+
+@pytest.mark.parametrize("by_kernels", [False, True])
+def test_the_export_of_a_module_within_is_not_recorded(by_kernels):
+    model = tiny("mixtral")
+    block, rows = routers(model, to_write=False)[0].block, torch.zeros(1, 3, model.config.hidden_size)
+    with attach(model, by_kernels=by_kernels) as recording:
+        torch.export.export(block, (rows,), strict=False)
+        run(model)
+        recording.flush()
+        live = RingReader(recording.ring.path).live()
+    assert (live["head"], live["failures"]) == (3, 0)

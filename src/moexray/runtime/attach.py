@@ -320,8 +320,9 @@ class _Clock:
                 return
             here, now = local.forward, _now()
             try:
-                here.calls.append((site, now, now, read(seen[-1])))  # the times of its block come later
-                if alone and not here.waits:
+                ids = read(seen[-1])
+                here.calls.append((site, now, now, ids))  # the times of its block come later
+                if alone and not (here.waits and ids.numel() <= HELD):
                     self._write(here, len(here.calls) - 1)
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
@@ -331,6 +332,8 @@ class _Clock:
     def _write(self, here: _Forward, first: int) -> None:
         """Calls that do not wait for the end of their step."""
         calls, here.calls = here.calls[first:], here.calls[:first]
+        if self._compiling():  # an export of an inner module
+            return
         for site, t0, t1, ids in calls:
             if not here.inside:  # an inner module was called
                 if site in here.seen or here.step < 0:
@@ -348,7 +351,11 @@ class _Clock:
         here.seen.clear()
         if here.calls:  # of a forward that raised
             calls, here.calls = here.calls, []
-            self.ring.hold(before, 0, None, calls=calls, span=here.span)
+            if self.device is None:
+                self.ring.hold(before, 0, None, calls=calls, span=here.span)
+            else:  # too late to count there
+                for _ in calls:
+                    self.ring.failed()
         if self.on:
             here.span = current_span()
             if self.device is not None:
