@@ -287,3 +287,29 @@ def test_a_damaged_file_is_refused_with_the_reason_and_does_not_stop_the_drain(f
     drain = Drain(folder)
     assert [reader.path for reader, _ in drain.poll()] == [ring.path]
     assert list(drain.refused) == [bad]
+
+
+AGAIN = """
+import os, sys
+import numpy as np
+from moexray.runtime.recorder import Ring, Site
+ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=sys.argv[2])
+ring.step(0, 1, 2, 1)
+print(flush=True)
+sys.stdin.readline()
+if sys.argv[3] == "first":
+    os.execv(sys.executable, [sys.executable, "-c", sys.argv[1], *sys.argv[1:3], "second"])
+"""
+
+
+def test_a_process_that_executes_another_leaves_a_ring_and_the_other_is_read_too(folder):
+    drain, steps = Drain(folder), 0
+    with subprocess.Popen(
+        [sys.executable, "-c", AGAIN, AGAIN, str(folder), "first"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+    ) as engine:  # fmt: skip
+        for _ in range(2):
+            engine.stdout.readline()
+            steps += sum(len(batch.records) for _, batch in drain.poll())
+            engine.stdin.write(b"\n")
+            engine.stdin.flush()
+    assert (engine.returncode, steps) == (0, 2)

@@ -126,6 +126,9 @@ class Recording(Handle):
         names = tuple(GAUGES) if places[0].startswith("cuda") else ()
         ring = self.ring = Ring(sites, facts, gauges=names, **self._options)
         self.on_detach(ring.close)
+        gone = weakref.finalize(self._model, ring.close)  # deleted while it was recorded
+        gone.atexit = False
+        self.on_detach(gone.detach)
         elsewhere = places[0] != "cpu" if self._by_kernels is None else self._by_kernels
         self._device = OnDevice(ring, places[0]) if elsewhere else None
         bundle = os.environ.get("MOEXRAY_BUNDLE")  # set by `moexray record`
@@ -134,16 +137,17 @@ class Recording(Handle):
         if allocations is not None:
             self.on_detach(allocations.end)
         clock = _Clock(ring, self.guard, self._device, allocations)
-        blocks: dict[Any, list[int]] = {}
+        blocks: dict[weakref.ref[Any], list[int]] = {}  # a class outlives its model
         for number, router in enumerate(found):
             if router.block is not None:
-                blocks.setdefault(router.block, []).append(number)
+                blocks.setdefault(weakref.ref(router.block), []).append(number)
             self.on_detach(router.watch(clock.after(number, router)))
-        for owner in {block if "forward" in vars(block) else type(block): None for block in blocks}:
+        there = [router.block for router in found if router.block is not None]
+        for owner in {block if "forward" in vars(block) else type(block): None for block in there}:
             self.replace(owner, "forward", clock.around(blocks, owner))
         self.on_detach(blocks.clear)  # where somebody else's lies over ours, ours only passes on
         self.on_detach(self._model.register_forward_pre_hook(Hook(clock.begin)).remove)
-        self.on_detach(self._model.register_forward_hook(Hook(clock.end)).remove)
+        self.on_detach(self._model.register_forward_hook(Hook(clock.end), always_call=True).remove)
         if self._device is not None or (allocations is not None and allocations.by_profiles):
             self.on_detach(self._model.register_forward_hook(Hook(clock.left), always_call=True).remove)
         self.on_detach(self.flush)
@@ -246,8 +250,8 @@ class _Clock:
         except Exception as why:  # noqa: BLE001 - the edge of a host engine
             self._failed(why)
 
-    def end(self, _model: Any, _args: Any, _output: Any) -> None:
-        """After it; where the forward raised it does not run, and the step has no record of its own."""
+    def end(self, _model: Any, _args: Any, output: Any) -> None:
+        """After it; where the forward raised there is no output, and the step has no record of its own."""
         if self._traced():
             return
         here, now = self.here.forward, _now()
@@ -257,9 +261,10 @@ class _Clock:
                     calls, here.calls = here.calls, []
                     if calls:
                         here.rows = calls[-1][3].shape[0]
-                    self.ring.hold(here.step, here.t0, now, here.rows, here.own_ns, calls, here.span)
+                    t1 = None if output is None else now
+                    self.ring.hold(here.step, here.t0, t1, here.rows, here.own_ns, calls, here.span)
                     here.carry_ns = _now() - now
-                else:
+                elif output is not None:
                     self._end_on(self.device, here, now)
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
@@ -275,12 +280,12 @@ class _Clock:
             here.inside, here.step = False, -1
             self.device.release()
 
-    def around(self, blocks: dict[Any, list[int]], owner: Any) -> Any:
+    def around(self, blocks: dict[weakref.ref[Any], list[int]], owner: Any) -> Any:
         """`forward` of a class of blocks, or of a block with one of its own: times those that hold routers.
 
         In place of two hooks, which make a module's call take its slow path: that cost more than the record.
         """
-        local, traced = self.here, self._traced
+        local, traced, ref = self.here, self._traced, weakref.ref
         call = original = owner.forward
         if not isinstance(owner, type):
 
@@ -289,7 +294,7 @@ class _Clock:
 
         @wraps(original)
         def forward(block: Any, *args: Any, **kwargs: Any) -> Any:
-            sites = None if traced() or not self.on else blocks.get(block)
+            sites = None if traced() or not self.on else blocks.get(ref(block))
             if sites is None:
                 return call(block, *args, **kwargs)
             here, t0 = local.forward, _now()

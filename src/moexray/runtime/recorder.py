@@ -61,7 +61,6 @@ CLOSED_S = 60  # and closed ones after so long; who reads one goes on reading it
 Call = tuple[int, int, int, Any]  # site, t0_ns, t1_ns, ids [rows, k]: an array, or a tensor on the CPU
 Span = tuple[int, int]  # trace id of 128 bits, span id of 64
 _Step = tuple[int, int, "int | None", int, int, "Sequence[Call]", "Span | None"]  # as `hold` takes it
-
 _NO_IDS = np.zeros(0, np.int64)
 _PACK = struct.Struct("@QqqqqQihHII")  # RECORD; native: whole words, on machines that are little endian
 _CALL = struct.Struct("@Qqqq16xQII")  # the same, of a router on no stream: one word for layer, site and kind
@@ -70,7 +69,7 @@ _LINK = struct.Struct("@QqQQQQihHII")  # LINK, in the shape of a RECORD
 _HEAD, _STEPS, _OWN, _STEP_NS, _FAILURES, _CLOSED, _BEAT, _REMEDIES, _HELD = range(len(LIVE))
 _LIVE_AT = ring_file.LIVE_AT
 _DONE_AT = _LIVE_AT + 8 * _STEPS
-_numbers = count()
+_numbers = count(time.monotonic_ns())  # a process that executes another leaves its number to it
 _open: weakref.WeakSet[Ring] = weakref.WeakSet()
 
 
@@ -102,17 +101,13 @@ class Ring:
     _slots: int
     _experts: int
     _keep: int  # ids of a record
-    _layers: list[int]
-    _site_words: list[int]  # layer, site and kind of a RECORD
     _live: Any
     _tokens: Any
     _words: Any  # the file as uint64
     _totals: list[np.ndarray[Any, Any]]  # int64 [experts] of each site
-    _totals_flat: np.ndarray[Any, Any]  # all of them
     _most: int  # steps held
+    _busy: bool  # recording
     _flushed_ns: int  # end of the last step in the file
-    _counts: np.ndarray[Any, Any]
-    _ids: np.ndarray[Any, Any]
 
     def __init__(
         self, sites: Sequence[Site], facts: Mapping[str, Any], *, folder: str | Path | None = None,
@@ -221,18 +216,26 @@ class Ring:
         self.hold(step, 0, None, span=(trace_id, span_id))
 
     def _flush(self) -> None:
-        if TALLIES:
-            self._tell_remedies()
-        held = [self._held.popleft() for _ in range(len(self._held))]
-        if not held:
+        if self._busy:  # a signal's handler in the midst of it: what it adds is recorded the next time
             return
+        self._busy, held = True, list[_Step]()
         try:
-            self._put(held)
+            if TALLIES:
+                self._tell_remedies()
+            while self._held:
+                held.append(self._held.popleft())
+            if held:
+                self._put(held)
         except BaseException:
             self._live[_FAILURES] += len(held)
             raise
-        finally:  # not before: it may be killed meanwhile
-            self._live[_HELD] = len(self._held)
+        finally:
+            self._busy = False
+            self._live[_HELD] = len(self._held)  # not before: it may be killed meanwhile
+            if self.closed and not self._live[_CLOSED]:
+                self._live[_BEAT], self._live[_CLOSED] = time.monotonic_ns(), 1
+                self._map_private()
+                self._live[_CLOSED] = 1
 
     def _put(self, held: list[_Step]) -> None:
         """Heads first, then counts, then the head of the ring: what is not whole yet, a reader can tell."""
@@ -319,8 +322,6 @@ class Ring:
             if not self._forked:  # else it is still the parent's
                 with contextlib.suppress(Exception):  # counted
                     self._flush()
-                self._live[_BEAT], self._live[_CLOSED] = time.monotonic_ns(), 1
-                self._map_private()
         self._flusher.end()
         _open.discard(self)
 
@@ -332,7 +333,7 @@ class Ring:
 
     def _begin(self) -> None:
         """Also after a fork: what is held is the parent's, whose threads may have held the lock."""
-        self._lock, self._forked = threading.Lock(), True
+        self._lock, self._forked, self._busy = threading.RLock(), True, False
         self._held: deque[_Step] = deque()
         self._flusher = Flusher(self)
 
