@@ -1,4 +1,4 @@
-"""What a recording leaves where its model is deleted, or a signal comes in the midst of it."""
+"""What a recording does at the edges: a deleted model, a signal in the midst of it, no output."""
 
 import gc
 import threading
@@ -7,9 +7,14 @@ import weakref
 import numpy as np
 import pytest
 
-from moexray.live.drain import RingReader
-from moexray.runtime.recorder import Ring, Site
-from recorded import folder, run  # noqa: F401
+torch = pytest.importorskip("torch")
+pytest.importorskip("transformers")
+
+from moexray.live.drain import RingReader  # noqa: E402
+from moexray.runtime.attach import attach  # noqa: E402
+from moexray.runtime.recorder import Ring, Site  # noqa: E402
+from recorded import folder, run  # noqa: E402, F401
+from tiny_models import tiny, tokens  # noqa: E402
 
 
 def held(ring, step):
@@ -35,9 +40,6 @@ def test_a_signals_handler_in_the_midst_of_recording_does_not_wait_for_itself(fo
 
 
 def test_a_model_that_is_deleted_while_it_is_recorded_is_gone_and_its_ring_closed():
-    pytest.importorskip("transformers")
-    from moexray import attach
-    from tiny_models import tiny
 
     model = tiny("mixtral")
     recording = attach(model)
@@ -47,3 +49,12 @@ def test_a_model_that_is_deleted_while_it_is_recorded_is_gone_and_its_ring_close
     gc.collect()
     assert [part() for part in parts if part() is not None] == []
     assert RingReader(path).live()["closed"] == 1
+
+
+def test_a_forward_without_an_output_is_a_step(monkeypatch):
+    model = tiny("mixtral")
+    inner = type(model).forward
+    monkeypatch.setattr(type(model), "forward", lambda *args, **kwargs: inner(*args, **kwargs) and None)
+    with attach(model) as recording, torch.inference_mode():
+        assert model(tokens(), use_cache=False) is None
+        assert RingReader(recording.ring.path).live()["steps"] == 1

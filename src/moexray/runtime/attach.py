@@ -251,20 +251,21 @@ class _Clock:
             self._failed(why)
 
     def end(self, _model: Any, _args: Any, output: Any) -> None:
-        """After it; where the forward raised there is no output, and the step has no record of its own."""
+        """After it, also where the forward raised: then the step has no record of its own."""
         if self._traced():
             return
         here, now = self.here.forward, _now()
+        raised = output is None and sys.exc_info()[0] is not None
         if self.on:
             try:
                 if self.device is None:
                     calls, here.calls = here.calls, []
                     if calls:
                         here.rows = calls[-1][3].shape[0]
-                    t1 = None if output is None else now
+                    t1 = None if raised else now
                     self.ring.hold(here.step, here.t0, t1, here.rows, here.own_ns, calls, here.span)
                     here.carry_ns = _now() - now
-                elif output is not None:
+                elif not raised:
                     self._end_on(self.device, here, now)
             except Exception as why:  # noqa: BLE001 - the edge of a host engine
                 self._failed(why)
