@@ -118,7 +118,7 @@ import os, signal, sys
 import numpy as np
 from moexray.runtime.flusher import Flusher
 from moexray.runtime.recorder import Ring, Site
-Flusher.wake = lambda _: None
+Flusher.wake = lambda _: True
 ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=sys.argv[1])
 for step in range(10):
     ring.hold(step, 1, 10**9, 1, calls=[(0, 1, 2, np.array([[1]]))])

@@ -58,3 +58,19 @@ def test_a_forward_without_an_output_is_a_step(monkeypatch):
     with attach(model) as recording, torch.inference_mode():
         assert model(tokens(), use_cache=False) is None
         assert RingReader(recording.ring.path).live()["steps"] == 1
+
+
+def test_where_no_thread_can_be_had_steps_are_recorded_at_once(folder, monkeypatch):  # noqa: F811
+    def refuse(_):
+        raise RuntimeError("can't start new thread")
+
+    ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        for step in range(3):
+            held(ring, step)
+            assert RingReader(ring.path).live()["steps"] == step + 1
+    held(ring, 3)
+    live = RingReader(ring.path).live()
+    assert (live["steps"], live["held"], live["failures"]) == (3, 1, 0)
+    ring.close()

@@ -196,7 +196,7 @@ def soon(true):
 
 
 def test_the_first_step_is_recorded_at_once_and_those_after_it_together(folder, monkeypatch):
-    monkeypatch.setattr(Flusher, "wake", lambda _: None)
+    monkeypatch.setattr(Flusher, "wake", lambda _: True)
     ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
     seen = [held(ring, step, at).written for step, at in enumerate((1000, 1010, 1249, 1250, 1251))]
     assert seen == [2, 2, 2, 8, 8]
@@ -209,7 +209,7 @@ def test_the_first_step_is_recorded_at_once_and_those_after_it_together(folder, 
 
 @pytest.mark.parametrize(("sites", "bytes_", "most"), [(1, 1 << 20, 64), (300, 1 << 20, 1), (1, 67_000, 4)])
 def test_never_more_is_held_than_is_counted_quickly_and_fits(folder, monkeypatch, sites, bytes_, most):
-    monkeypatch.setattr(Flusher, "wake", lambda _: None)
+    monkeypatch.setattr(Flusher, "wake", lambda _: True)
     ring = Ring([Site(f"gate{n}", n, 4, 1) for n in range(sites)], {"engine": "e"}, folder=folder, max_bytes=bytes_)
     held(ring, 0, 1000, sites)
     waits = [held(ring, step, 1001, sites).live()["held"] for step in range(1, 300)]
@@ -293,7 +293,7 @@ def test_a_child_may_drop_the_ring_whatever_a_thread_of_the_parent_did_at_the_fo
 
 def engine(folder, how):
     """Holds ten steps, the first of which is recorded at once, and ends, or drops its ring before."""
-    Flusher.wake = lambda _: None
+    Flusher.wake = lambda _: True
     ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
     for step in range(10):
         held(ring, step, 1000)
@@ -322,7 +322,7 @@ def test_a_process_that_ends_leaves_all_and_what_one_that_is_killed_held_is_coun
 
 
 def test_what_is_held_is_told_until_it_is_recorded(folder, monkeypatch):
-    monkeypatch.setattr(Flusher, "wake", lambda _: None)
+    monkeypatch.setattr(Flusher, "wake", lambda _: True)
     ring = Ring([Site("gate", 0, 4, 1)], {"engine": "e"}, folder=folder)
     held(ring, 0, 1000)
     reader = held(ring, 1, 1001)

@@ -26,19 +26,28 @@ class Flusher:
 
     def __init__(self, ring: Ring) -> None:
         self.awake = False
-        self._ring, self._lock = weakref.ref(ring), threading.Lock()
+        self._ring, self._lock = weakref.ref(ring), threading.RLock()
         self._calls: SimpleQueue[None] = SimpleQueue()  # unlike an Event no fork leaves it locked
         self._thread: threading.Thread | None = None
         weakref.finalize(ring, self._calls.put, None).atexit = False  # the thread ends with the ring
 
-    def wake(self) -> None:
-        """Has the ring flushed soon: once its engine is idle, TAIL_S from now on at the earliest."""
+    def wake(self) -> bool:
+        """Has the ring flushed soon: once its engine is idle, TAIL_S from now on at the earliest.
+
+        Returns:
+            Whether that will be: not where no thread can be had (a limit, or the interpreter ends).
+        """
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, daemon=True, name="moexray-ring")
-                self._thread.start()
+                thread = threading.Thread(target=self._run, daemon=True, name="moexray-ring")
+                try:
+                    thread.start()
+                except RuntimeError:
+                    return False
+                self._thread = thread
         self.awake = True
         self._calls.put(None)
+        return True
 
     def end(self) -> None:
         """The ring is closed."""

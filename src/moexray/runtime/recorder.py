@@ -196,10 +196,9 @@ class Ring:
         held = self._held
         held.append((step, t0_ns, t1_ns, rows, own_ns, calls, span))
         self._live[_HELD] = len(held)
-        if t1_ns is None or t1_ns - self._flushed_ns >= HOLD_NS or len(held) >= self._most:
+        due = t1_ns is None or t1_ns - self._flushed_ns >= HOLD_NS or len(held) >= self._most
+        if due or not (self._flusher.awake or self._flusher.wake()):
             self.flush()
-        elif not self._flusher.awake:
-            self._flusher.wake()
 
     def flush(self) -> None:
         """Records what is held."""
