@@ -68,7 +68,7 @@ GAUGES = 32  # at most
 DESCRIPTION = 512, (63 << 10)  # offset and end of the JSON text: 58 sites take 4 KiB
 REMEDIES_AT, TOTALS_AT = DESCRIPTION[1], 64 << 10  # offsets of the REMEDY entries and of the totals
 LIVE_AT = 64  # offset of LIVE
-LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns", "remedies", "held")
+LIVE = ("head", "steps", "own_ns", "step_ns", "failures", "closed", "beat_ns", "remedies", "held")  # uint64
 RECORD = np.dtype(
     {
         "names": ["seq", "step", "t0_ns", "t1_ns", "stream", "graph",
